@@ -1,1 +1,1 @@
-
+"""The command memory-tencentdb-ctl: verbs return data, one renderer prints it."""

@@ -1,1 +1,1 @@
-
+"""The running supervisor: observe, ask the table, act."""

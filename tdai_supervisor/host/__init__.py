@@ -1,1 +1,1 @@
-
+"""One operating-system facility per module. Nothing here decides; it observes and acts when told."""

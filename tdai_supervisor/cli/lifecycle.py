@@ -1,0 +1,253 @@
+"""Verbs that change what runs: start, stop, restart, daemon.
+
+Invariants: one keeper and one daemon per root, however many call at once; a living keeper or daemon is used, never
+doubled; `stop` starts nothing, and is done only when tree, lease and port are free.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import time
+from typing import Any
+
+from tdai_supervisor import client
+from tdai_supervisor.cli import envelope
+from tdai_supervisor.cli.envelope import Result, failure, from_reply
+from tdai_supervisor.decide import paths, settings
+
+DAEMON_WAIT = 20.0  # s for a daemon to answer once its keeper is up
+STUCK = 5.0  # s of silence after which `stop` ends a daemon that holds the lock
+LONG = 24 * 3600.0  # s: the daemon itself bounds how long a verb takes
+
+
+def start(root: str, name: str | None, *, wait: bool, timeout: float | None, take_over: bool) -> Result:
+    """Have the Gateway(s) run; returns when READY or with why not."""
+    try:
+        owner = _daemon(root)
+        if owner is None or owner.get("keeper_gone"):
+            _bring_up(root)
+    except settings.SettingsError as error:
+        return failure("start", "settings", str(error), "try `memory-tencentdb-ctl config path`", envelope.NOT_CONFIGURED)
+    except PermissionError as error:
+        return _not_permitted("start", root, error)
+    except (OSError, RuntimeError) as error:
+        return failure("start", "no-daemon", f"cannot start the daemon: {error}", f"try `tail {paths.daemon_log(root)}`")
+    arguments: dict[str, Any] = {"name": name, "wait": wait, "take_over": take_over}
+    if timeout is not None:
+        arguments["timeout"] = timeout
+    return _ask("start", root, "start", **arguments)
+
+
+def restart(root: str, name: str | None, *, daemon: bool, timeout: float | None) -> Result:
+    """End and start the Gateway(s) in one request; with daemon=True re-exec the daemon instead."""
+    try:
+        running = _daemon(root)
+    except PermissionError as error:
+        return _not_permitted("restart", root, error)
+    if running is None:
+        if daemon:
+            message = "cannot restart the daemon: none is running"
+            return failure("restart", "not-running", message, "try `memory-tencentdb-ctl start`", envelope.NOT_RUNNING)
+        return start(root, name, wait=True, timeout=timeout, take_over=False)._replace(command="restart")
+    if daemon:
+        return _restart_daemon(root)
+    return _ask("restart", root, "restart", name=name, timeout=timeout)
+
+
+def _restart_daemon(root: str) -> Result:
+    tested = _self_test()
+    if tested is not None:
+        hint = "the running daemon was left alone"
+        return failure("restart", "self-test", f"cannot restart the daemon: the new code failed: {tested}", hint)
+    before = client.request(root, "ping", STUCK)["data"]
+    result = _ask("restart", root, "reload")
+    if result.exit_code:
+        return result
+    deadline = time.monotonic() + DAEMON_WAIT
+    while time.monotonic() < deadline:
+        with contextlib.suppress(client.NotRunningError, client.NoAnswerError):
+            after = client.request(root, "ping", 1.0)["data"]
+            if after["started_at"] != before["started_at"]:
+                return Result("restart", client.request(root, "status", STUCK)["data"])
+        time.sleep(0.02)
+    return failure("restart", "no-daemon", f"cannot see the daemon again after {DAEMON_WAIT:g} s")
+
+
+def _self_test() -> str | None:
+    """Whether this installation can run the daemon at all; what it said if not."""
+    import subprocess
+    import sys
+
+    test = [sys.executable, "-I", "-c", "import tdai_supervisor.engine.entry"]
+    done = subprocess.run(test, capture_output=True, text=True, timeout=30, check=False)
+    return None if done.returncode == 0 else (done.stderr.strip().splitlines() or ["no reason given"])[-1]
+
+
+def _daemon(root: str) -> dict[str, Any] | None:
+    """The living daemon's description, or None where nobody listens. A silent one is waited for."""
+    try:
+        found: dict[str, Any] = client.request(root, "ping", STUCK)["data"]
+    except client.NotRunningError:
+        return None
+    except client.NoAnswerError as error:
+        about = client.daemon_process(root)
+        if about is None:
+            return None  # it went away while we asked
+        raise RuntimeError(f"the daemon pid {about['pid']} does not answer ({error}); try `memory-tencentdb-ctl stop`") from None
+    return found
+
+
+def _bring_up(root: str) -> None:
+    """Under the keeper lock: a keeper, and through it a daemon that answers. Raises OSError or RuntimeError."""
+    import subprocess
+
+    from tdai_supervisor.host import disk, keepers, locks
+
+    disk.private_dir(root)
+    with locks.keeper_lock(root):
+        owner = _daemon(root)
+        if owner is not None and not owner.get("keeper_gone"):
+            return  # somebody else was faster
+        text = disk.read(paths.settings(root)) or ""
+        chosen = settings.load(root, text, os.environ, os.path.exists)
+        if owner is None:
+            names = {k: v for k, v in os.environ.items() if settings.ENVIRONMENT_NAMES.fullmatch(k)}
+            disk.write(paths.environment(root), json.dumps(names) + "\n", durable=False)
+        others = {k: v for k, v in os.environ.items() if not settings.ENVIRONMENT_NAMES.fullmatch(k)}
+        keeper = keepers.Supervisord(root)
+        old = owner["pid"] if owner else None
+        if keeper.pid() is None:
+            stop_wait = sum(g.kill_delay for g in chosen.gateways.values()) + 10
+            try:
+                keeper.bring_up(others, stop_wait)
+            except subprocess.SubprocessError as error:
+                raise RuntimeError(str(error)) from None
+            if owner is not None:
+                # The kept copy waits for the lock; the unkept daemon leaves it to it, and no Gateway notices.
+                client.request(root, "leave", STUCK)
+        _wait_for_daemon(root, keeper, old)
+
+
+def _wait_for_daemon(root: str, keeper: Any, old: int | None) -> None:
+    deadline = time.monotonic() + DAEMON_WAIT
+    while time.monotonic() < deadline:
+        with contextlib.suppress(client.NotRunningError, client.NoAnswerError):
+            if client.request(root, "ping", 1.0)["data"]["pid"] != old:
+                return
+        if keeper.pid() is None:
+            raise RuntimeError("the keeper went away")
+        time.sleep(0.01)
+    raise RuntimeError(f"it does not answer within {DAEMON_WAIT:g} s")
+
+
+def stop(root: str, name: str | None) -> Result:
+    """End one Gateway, or all of them and then daemon and keeper. Starts nothing."""
+    if not os.path.isdir(paths.run(root)):
+        return _nothing_to_stop(root, name)
+    try:
+        _daemon(root)
+        result = _ask("stop", root, "stop", name=name, leave=name is None)
+        if name is not None or result.exit_code:
+            return result
+        return _end_keeper(root, result)
+    except PermissionError as error:
+        return _not_permitted("stop", root, error)
+    except RuntimeError:
+        _end_stuck_daemon(root)
+    except _GoneError:
+        pass
+    return _stop_without_daemon(root, name)
+
+
+def _nothing_to_stop(root: str, name: str | None) -> Result:
+    from tdai_supervisor.cli import observe
+
+    seen = observe.status(root, name)
+    if seen.data is None:
+        return seen._replace(command="stop")
+    return Result("stop", seen.data)
+
+
+def _end_keeper(root: str, result: Result) -> Result:
+    """After the daemon has been told to go: the keeper goes too, then both are gone."""
+    from tdai_supervisor.host import keepers, locks
+
+    about = client.daemon_process(root)
+    with locks.keeper_lock(root):
+        # The daemon leaves by itself (exit 0); a keeper told earlier would TERM it once more.
+        deadline = time.monotonic() + STUCK
+        while about is not None and client.daemon_process(root) is not None and time.monotonic() < deadline:
+            time.sleep(0.005)
+        if not keepers.Supervisord(root).end():
+            return failure("stop", "keeper", "cannot end the keeper: supervisord does not go")
+    data = {**result.data, "daemon": {**result.data["daemon"], "running": False, "pid": None, "keeper": "none"}}
+    return result._replace(data=data)
+
+
+def _end_stuck_daemon(root: str) -> None:
+    """A daemon that holds the lock and has not answered for 5 s is ended, by identity, before anything else."""
+    from tdai_supervisor.host.process import Process
+
+    about = client.daemon_process(root)
+    held = Process.open(about["pid"]) if about else None
+    if held is None or about is None or held.identity.ticks != about["start_ticks"]:
+        return
+    held.signal(signal.SIGKILL)
+    deadline = time.monotonic() + STUCK
+    while held.alive() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    held.close()
+
+
+def _stop_without_daemon(root: str, name: str | None) -> Result:
+    """No daemon answers: the keeper first (it would bring one back), then the same engine once, under the lock."""
+    from tdai_supervisor.host import keepers, locks
+
+    if name is None:
+        with locks.keeper_lock(root):
+            keepers.Supervisord(root).end()
+    from tdai_supervisor.engine import entry
+
+    try:
+        done = entry.stop_once(root, name, entry.environment(root, "none"), STUCK)
+    except settings.SettingsError as error:
+        return failure("stop", "settings", str(error), None, envelope.NOT_CONFIGURED)
+    if isinstance(done, int):
+        message = "cannot stop: another daemon took over meanwhile"
+        return failure("stop", "held", message, "try again", envelope.HELD)
+    result = from_reply("stop", done)
+    if result.data:
+        result.data["daemon"] |= {"running": False, "pid": None}
+    return result
+
+
+class _GoneError(Exception):
+    """The daemon is not there (any more)."""
+
+
+def _ask(command: str, root: str, verb: str, **arguments: Any) -> Result:
+    try:
+        return from_reply(command, client.request(root, verb, LONG, **arguments))
+    except client.NotRunningError:
+        if verb == "stop":
+            raise _GoneError from None
+        return failure(command, "not-running", f"cannot {command}: the daemon went away", "try again", envelope.FAILED)
+    except client.NoAnswerError as error:
+        if verb == "stop":
+            raise _GoneError from None
+        return failure(command, "no-answer", f"cannot {command}: {error}", "try `memory-tencentdb-ctl status`")
+
+
+def _not_permitted(command: str, root: str, error: PermissionError) -> Result:
+    message = f"cannot {command}: no permission for {error.filename or root} ({error.strerror or error})"
+    return failure(command, "not-permitted", message, "try as the user who owns it", envelope.NOT_PERMITTED)
+
+
+def daemon(root: str, keeper: str) -> int:
+    """Run the daemon in this process; its exit code."""
+    from tdai_supervisor.engine import entry
+
+    return entry.main(root, keeper)

@@ -1,0 +1,151 @@
+"""memory-tencentdb-ctl: parse, call the verb, print its result.
+
+Invariants: a verb's modules are imported when the verb runs; with --json exactly one object goes to stdout, on every
+failure too; a user's mistake is a sentence and an exit code, never a traceback.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from typing import NoReturn
+
+from tdai_supervisor.cli import envelope
+from tdai_supervisor.cli.envelope import Result, failure
+
+EXAMPLE = "example: memory-tencentdb-ctl start && memory-tencentdb-ctl status\n\n"
+
+
+class _UsageError(Exception):
+    """argparse is not satisfied."""
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise _UsageError(f"{message}; try `{self.prog} --help`")
+
+
+def parser() -> argparse.ArgumentParser:
+    """The whole command line."""
+    common = _Parser(add_help=False, argument_default=argparse.SUPPRESS)
+    common.add_argument("--json", action="store_true", help="print one JSON object")
+    common.add_argument("--root", metavar="DIR", help="supervisor root (default: $MEMORY_TENCENTDB_ROOT)")
+    top = _Parser(
+        prog="memory-tencentdb-ctl",
+        description=EXAMPLE + "Run the memory Gateway and look after it.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        parents=[common],
+    )
+    top.add_argument("--version", action="store_true", dest="show_version", help="print the versions")
+    verbs = top.add_subparsers(dest="verb", metavar="VERB", parser_class=_Parser)
+
+    def verb(name: str, help_: str, named: bool = True) -> argparse.ArgumentParser:
+        sub = verbs.add_parser(name, help=help_, description=help_, parents=[common])
+        if named:
+            sub.add_argument("name", nargs="?", metavar="NAME", help="one Gateway (default: all)")
+        return sub
+
+    start = verb("start", "have the Gateway run, and return when it is READY")
+    start.add_argument("--no-wait", action="store_true", help="return at once")
+    start.add_argument("--timeout", type=_seconds, metavar="S", help="wait at most S seconds")
+    start.add_argument("--take-over", action="store_true", help="end a Gateway somebody else started, and run ours")
+    verb("stop", "end the Gateway; without NAME also daemon and keeper")
+    again = verb("restart", "end the Gateway and start it again")
+    again.add_argument("--daemon", action="store_true", help="re-exec the daemon instead; Gateways run on")
+    again.add_argument("--timeout", type=_seconds, metavar="S", help="wait at most S seconds")
+    verb("status", "show what runs and why")
+    verb("health", "whether the Gateway may receive: exit 0 ok, 1 not ok, 7 not running")
+    logs = verb("logs", "show the Gateway's logs", named=False)
+    logs.add_argument("name", nargs="?", default="default", metavar="NAME", help="which Gateway")
+    logs.add_argument("-n", "--lines", type=int, default=50, metavar="N", help="how many lines (default 50)")
+    logs.add_argument("-f", "--follow", action="store_true", help="go on printing new lines")
+    logs.add_argument("--stream", choices=("all", "out", "err", "stdout", "stderr"), default="all", help="which log")
+    daemon = verb("daemon", "run the daemon in the foreground", named=False)
+    keepers = ("none", "supervisord", "systemd-user", "systemd-system")
+    daemon.add_argument("--keeper", choices=keepers, default="none", help=argparse.SUPPRESS)
+    verb("version", "print the versions of this command and of the daemon", named=False)
+    return top
+
+
+def _seconds(text: str) -> float:
+    value = float(text)
+    if not 0 < value <= 86400:
+        raise argparse.ArgumentTypeError("must be more than 0 and at most 86400 seconds")
+    return value
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the command; the exit code."""
+    words = sys.argv[1:] if argv is None else argv
+    as_json = "--json" in words
+    command = next((w for w in words if not w.startswith("-")), "")
+    try:
+        arguments = parser().parse_args(words)
+        as_json = getattr(arguments, "json", False)
+        command = "version" if arguments.show_version else arguments.verb or ""
+        if not command:
+            raise _UsageError("no verb given; try `memory-tencentdb-ctl --help`")
+        result = _run(command, arguments)
+    except _UsageError as error:
+        result = failure(command, "usage", str(error), None, envelope.USAGE)
+    except KeyboardInterrupt:
+        return envelope.INTERRUPTED
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return envelope.FAILED
+    if isinstance(result, int):
+        return result
+    return _print(result, as_json)
+
+
+def _print(result: Result, as_json: bool) -> int:
+    try:
+        if as_json:
+            print(result.to_json())
+        else:
+            from tdai_supervisor.cli import render
+
+            render.show(result)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    return result.exit_code
+
+
+def _run(command: str, a: argparse.Namespace) -> Result | int:
+    root = _root(getattr(a, "root", None))
+    if command in ("start", "stop", "restart", "daemon"):
+        from tdai_supervisor.cli import lifecycle
+
+        if command == "start":
+            return lifecycle.start(root, a.name, wait=not a.no_wait, timeout=a.timeout, take_over=a.take_over)
+        if command == "stop":
+            return lifecycle.stop(root, a.name)
+        if command == "restart":
+            return lifecycle.restart(root, a.name, daemon=a.daemon, timeout=a.timeout)
+        return lifecycle.daemon(root, a.keeper)
+    from tdai_supervisor.cli import observe
+
+    if command == "status":
+        return observe.status(root, a.name)
+    if command == "health":
+        return observe.health(root, a.name)
+    if command == "logs":
+        result = observe.logs(root, a.name, a.stream, a.lines)
+        if a.follow and not getattr(a, "json", False):
+            _print(result, False)
+            for line in observe.follow(list(result.data)):
+                print(line, flush=True)
+        return result
+    return observe.version(root)
+
+
+def _root(given: str | None) -> str:
+    """The root of this call, absolute: --root, else $MEMORY_TENCENTDB_ROOT, else ~/.memory-tencentdb."""
+    if given:
+        return os.path.abspath(os.path.expanduser(given))
+    text = os.environ.get("MEMORY_TENCENTDB_ROOT", "").strip() or "~/.memory-tencentdb"
+    return os.path.abspath(os.path.expanduser(text))
+
+

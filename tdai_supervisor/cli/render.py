@@ -1,0 +1,82 @@
+"""Results for people: data on stdout, errors on stderr."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from tdai_supervisor.cli.envelope import Result
+
+
+def show(result: Result) -> None:
+    """Print a Result for a person."""
+    text = _TEXTS.get(result.command, _nothing)(result.data) if result.data is not None else ""
+    if text:
+        print(text)
+    for warning in (result.data or {}).get("warnings", []) if isinstance(result.data, dict) else []:
+        print(f"warning: {warning['message']}", file=sys.stderr)
+    for error in result.errors:
+        print(error["message"] + (f"; {error['hint']}" if error.get("hint") else ""), file=sys.stderr)
+        for line in error.get("log") or []:
+            print(f"  | {line}", file=sys.stderr)
+
+
+def _nothing(_: Any) -> str:
+    return ""
+
+
+def _status(data: dict[str, Any]) -> str:
+    daemon = data["daemon"]
+    if daemon["running"]:
+        lines = [f"daemon   pid {daemon['pid']}, version {daemon['version']}, kept by {daemon['keeper']}"]
+    else:
+        lines = ["daemon   not running"]
+    lines.append(f"root     {data['root']}")
+    if daemon.get("trouble"):
+        lines.append(f"trouble  {daemon['trouble']}")
+    lines += [_gateway(g) for g in data["gateways"]]
+    return "\n".join(lines)
+
+
+def _gateway(g: dict[str, Any]) -> str:
+    head = f"{g['name']:<8} {g['state']:<8}"
+    if g["pid"] is not None:
+        head += f" pid {g['pid']} {g['url']} ({g['kind']}, {g['origin']})"
+    lines = [head, f"         want {g['want']}, since {g['since']}: {g['cause']}"]
+    if g.get("hold"):
+        lines.append(f"         on hold: {g['hold']}")
+    if g.get("backoff_s") is not None:
+        lines.append(f"         next try in {g['backoff_s']} s")
+    if g.get("last_exit"):
+        lines.append(f"         last exit: {g['last_exit']['cause']} at {g['last_exit']['at']}; {g['restarts']} restarts")
+    return "\n".join(lines)
+
+
+def _health(data: dict[str, Any]) -> str:
+    return "\n".join(
+        f"{g['name']}: {g['state']}" + (f" in {g['health']['latency_ms']} ms" if g["health"]["latency_ms"] else "")
+        for g in data["gateways"]
+    )
+
+
+def _logs(data: dict[str, list[str]]) -> str:
+    several = len(data) > 1
+    parts = []
+    for path, lines in data.items():
+        parts += ([f"==> {path} <=="] if several else []) + lines
+    return "\n".join(parts)
+
+
+def _version(data: dict[str, Any]) -> str:
+    return f"memory-tencentdb-ctl {data['ctl']}\ndaemon {data['daemon'] or 'not running'}"
+
+
+_TEXTS = {
+    "status": _status,
+    "start": _status,
+    "stop": _status,
+    "restart": _status,
+    "health": _health,
+    "logs": _logs,
+    "version": _version,
+}

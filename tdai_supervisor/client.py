@@ -1,0 +1,179 @@
+"""Talk to the daemon and read what it wrote; standard library only, cheap to import.
+
+Invariants: nothing here starts, signals or writes anything; every exchange has one total deadline.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import time
+from typing import Any
+
+from tdai_supervisor.decide import paths
+
+MAX_REPLY = 4 * 1024 * 1024
+SUN_PATH = 100  # bytes that fit in a socket address everywhere (108 on Linux, 104 on macOS)
+
+
+class NoAnswerError(Exception):
+    """The daemon did not answer in time although something listens (or listened) on its socket."""
+
+
+class NotRunningError(Exception):
+    """Nobody listens on the control socket."""
+
+
+def connect(root: str, timeout: float) -> socket.socket:
+    """A connection to the control socket; raises NotRunningError or NoAnswerError."""
+    path = paths.socket(root)
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    directory = -1
+    try:
+        connection.settimeout(timeout)
+        if len(os.fsencode(path)) > SUN_PATH:
+            # A socket address is short: a long root is reached through a descriptor of its directory.
+            directory = os.open(os.path.dirname(path), os.O_RDONLY | os.O_DIRECTORY)
+            path = f"/proc/self/fd/{directory}/{os.path.basename(path)}"
+        connection.connect(path)
+    except (FileNotFoundError, ConnectionRefusedError, NotADirectoryError) as error:
+        connection.close()
+        raise NotRunningError(str(error)) from None
+    except TimeoutError:
+        connection.close()
+        raise NoAnswerError(f"no answer in {timeout:g} s") from None
+    except OSError as error:
+        connection.close()
+        if isinstance(error, BlockingIOError):  # a full backlog on a stopped daemon
+            raise NoAnswerError("the daemon accepts nobody") from None
+        raise
+    finally:
+        if directory >= 0:
+            os.close(directory)
+    return connection
+
+
+def request(root: str, verb: str, timeout: float, **arguments: Any) -> dict[str, Any]:
+    """One request, one reply: {"ok", "exit_code", "data", "errors"}.
+
+    Raises NotRunningError (nobody there), NoAnswerError (nothing complete within timeout seconds), PermissionError
+    (another user's socket), ValueError (not our protocol).
+    """
+    deadline = time.monotonic() + timeout
+    with connect(root, timeout) as connection:
+        try:
+            line = json.dumps({"verb": verb, **arguments}) + "\n"
+            connection.sendall(line.encode())
+            data = b""
+            while not data.endswith(b"\n"):
+                connection.settimeout(max(0.001, deadline - time.monotonic()))
+                more = connection.recv(65536)
+                if not more:
+                    raise NoAnswerError("the daemon closed the connection")
+                data += more
+                if len(data) > MAX_REPLY:
+                    raise ValueError("a reply of more than 4 MiB")
+        except TimeoutError:
+            raise NoAnswerError(f"no answer in {timeout:g} s") from None
+        except (ConnectionResetError, BrokenPipeError):
+            raise NoAnswerError("the daemon closed the connection") from None
+    reply = json.loads(data)
+    if not isinstance(reply, dict):
+        raise ValueError("a reply that is no object")
+    return reply
+
+
+def read_object(path: str) -> dict[str, Any] | None:
+    """The JSON object in a small file, or None where there is none that can be read."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        with os.fdopen(fd, "rb") as file:
+            value = json.loads(file.read(1024 * 1024))
+    except (OSError, ValueError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def read_text(path: str) -> str | None:
+    """The stripped text of a small file, or None."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        with os.fdopen(fd, "rb") as file:
+            return file.read(4096).decode("utf-8", "surrogateescape").strip()
+    except OSError:
+        return None
+
+
+def process_state(pid: Any, ticks: Any) -> str | None:
+    """The state letter of a recorded process ("T" stopped, "Z" zombie …), or None where it is provably another or gone."""
+    try:
+        with open(f"/proc/{int(pid)}/stat", "rb") as file:
+            fields = file.read().rpartition(b")")[2].split()
+    except (OSError, ValueError, TypeError):
+        return None if os.path.isdir("/proc/self") else _kill_state(pid)
+    return fields[0].decode() if int(fields[19]) == ticks else None
+
+
+def _kill_state(pid: Any) -> str | None:
+    """Without /proc only kill(0) can tell: alive ("S") or not."""
+    try:
+        os.kill(int(pid), 0)
+    except PermissionError:
+        return "S"
+    except (OSError, ValueError, TypeError):
+        return None
+    return "S"
+
+
+def daemon_process(root: str) -> dict[str, Any] | None:
+    """The daemon by its pidfile, proven alive by start ticks: {"pid", "start_ticks", "state", ...}, or None."""
+    about = read_object(paths.pidfile(root))
+    if about is None:
+        return None
+    state = process_state(about.get("pid"), about.get("start_ticks"))
+    return None if state is None or state in "ZX" else {**about, "state": state}
+
+
+def read_text_whole(path: str) -> str | None:
+    """The text of a settings file, or None where there is none that can be read."""
+    try:
+        with open(path, encoding="utf-8", errors="surrogateescape") as file:
+            return file.read(1024 * 1024)
+    except OSError:
+        return None
+
+
+def record_process_lives(record: dict[str, Any]) -> bool:
+    """Whether the process an endpoint record names lives: pid and start ticks, on this boot."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+            if file.read().strip() != record.get("boot_id"):
+                return False
+    except OSError:
+        pass
+    state = process_state(record.get("pid"), record.get("start_ticks"))
+    return state is not None and state not in "ZX"
+
+
+def probe(host: str, port: int, timeout: float) -> str | None:
+    """Ask /health once, bounded in total; None when it answers 200, else what is wrong."""
+    target = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    deadline = time.monotonic() + timeout
+    try:
+        with socket.create_connection((target, port), timeout) as connection:
+            name = f"[{target}]" if ":" in target else target
+            connection.sendall(f"GET /health HTTP/1.1\r\nHost: {name}:{port}\r\nConnection: close\r\n\r\n".encode())
+            data = b""
+            while b"\r\n" not in data:
+                connection.settimeout(max(0.001, deadline - time.monotonic()))
+                more = connection.recv(4096)
+                if not more:
+                    return "the connection was closed without an answer"
+                data += more
+    except TimeoutError:
+        return f"no answer within {timeout:g} s"
+    except OSError as error:
+        return f"{error.strerror or error} ({target}:{port})"
+    words = data.split(b"\r\n", 1)[0].decode("latin-1").split()
+    return None if len(words) > 1 and words[1] == "200" else f"HTTP {' '.join(words[1:]) or 'nonsense'}"

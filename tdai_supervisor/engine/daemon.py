@@ -1,0 +1,296 @@
+"""The daemon: the only owner of every Gateway of one root.
+
+Invariants: nothing is touched before the supervisor lock is held; it never daemonises itself; TERM and INT end the
+Gateways and leave the want alone; HUP keeps pid, children and lock; dying in any other way leaves every Gateway running
+for the next daemon to adopt.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import signal
+import sys
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from tdai_supervisor import __version__
+from tdai_supervisor.decide import paths, settings
+from tdai_supervisor.decide.model import Event, State, Want
+from tdai_supervisor.decide.settings import Settings, SettingsError
+from tdai_supervisor.engine import report
+from tdai_supervisor.engine.control import Control, listen
+from tdai_supervisor.engine.gateway import Gateway, Shared
+from tdai_supervisor.engine.loop import Worker
+from tdai_supervisor.engine.runfiles import RunFiles
+from tdai_supervisor.engine.verbs import Verbs
+from tdai_supervisor.host import disk, notify, process
+from tdai_supervisor.host.locks import LockUnsupportedError, SupervisorLock
+
+log = logging.getLogger("tdai_supervisor")
+LOCK_WAIT = 10.0  # s; a keeper's copy waits this long while the owner leaves
+EXIT_HELD, EXIT_FAILED, EXIT_NOT_CONFIGURED = 75, 1, 6
+LOCK_FD = "MEMORY_TENCENTDB_LOCK_FD"  # of the held lock, across the exec of HUP
+INTACT_CHECK = 5.0  # s between looks at our own lock, socket and pidfile
+
+
+def read_settings(root: str, env: Mapping[str, str]) -> Settings:
+    """Settings from supervisor.toml and env. Raises SettingsError, also for a file that cannot be read."""
+    try:
+        text = disk.read(paths.settings(root)) or ""
+    except OSError as error:
+        raise SettingsError(f"cannot read {paths.settings(root)}: {error.strerror or error}") from None
+    return settings.load(root, text, env, os.path.exists)
+
+
+def kept_environment(root: str) -> dict[str, str]:
+    """The names `start` saw when it started the daemon; empty where nothing is kept."""
+    try:
+        kept = disk.read_object(paths.environment(root))
+    except (OSError, ValueError) as error:
+        log.warning("Ignored %s: %s", paths.environment(root), error)
+        return {}
+    return {k: v for k, v in (kept or {}).items() if isinstance(v, str) and settings.ENVIRONMENT_NAMES.fullmatch(k)}
+
+
+class Daemon:
+    """One daemon on one root. keeper: who keeps it ("none" in the foreground)."""
+
+    def __init__(self, root: str, env: dict[str, str], keeper: str) -> None:
+        self.root, self.env, self.keeper = root, env, keeper
+        self.settings: Settings | None = None
+        self.gateways: dict[str, Gateway] = {}
+        self.files = RunFiles(root)
+        self.worker = Worker()
+        self.started_at = time.time()
+        self.lock = SupervisorLock(paths.lock(root))
+        self.leaving = False
+        self.reloading = False
+        self._finish = asyncio.Event()
+        self._parent = os.getppid()
+        self._control: Control | None = None
+        self._socket_id: tuple[int, int] | None = None
+        identity = process.identify(os.getpid())
+        self.about = {
+            "pid": os.getpid(),
+            "start_ticks": identity.ticks if identity else None,
+            "boot_id": process.boot_id(),
+            "version": __version__,
+            "keeper": keeper,
+            "keeper_pid": self._parent if keeper == "supervisord" else None,
+            "started_at": report.rfc3339(self.started_at),
+        }
+
+    # -- life ------------------------------------------------------------------------------------------------------
+
+    async def run(self, lock_wait: float = LOCK_WAIT) -> int:
+        """Own the root until told to go; the exit code of the process."""
+        disk.private_dir(self.root)
+        disk.private_dir(paths.run(self.root))
+        failed = self._acquire(lock_wait)
+        if failed is not None:
+            return failed
+        try:
+            self.load()
+        except SettingsError as error:
+            log.error("%s", error)
+            self.lock.release()
+            return EXIT_NOT_CONFIGURED
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(self._loop_failed)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._finish.set)
+        loop.add_signal_handler(signal.SIGHUP, self.reload)
+        await self.open_door()
+        self.begin()
+        notify.send("READY=1\nSTATUS=owns its root")
+        checker = loop.create_task(self._check_intact())
+        await self._finish.wait()
+        checker.cancel()
+        if not self.leaving:
+            notify.send("STOPPING=1")
+            await self.end_all()
+        await self.close()
+        return 0
+
+    def _acquire(self, wait: float) -> int | None:
+        inherited = os.environ.pop(LOCK_FD, None)
+        try:
+            if inherited is not None:
+                self.lock.inherit(int(inherited))
+            elif not self.lock.acquire(wait):
+                holder = self._holder()
+                log.error("cannot own %s: %s holds it; try `memory-tencentdb-ctl status`", self.root, holder)
+                return EXIT_HELD
+        except LockUnsupportedError as error:
+            log.error("cannot lock %s: %s; put the root on a local file system", self.root, error.strerror)
+            return EXIT_FAILED
+        return None
+
+    def _holder(self) -> str:
+        with contextlib.suppress(OSError, ValueError):
+            about = disk.read_object(paths.pidfile(self.root)) or {}
+            return f"the daemon pid {about['pid']} (keeper {about.get('keeper')})"
+        return "another process"
+
+    def load(self) -> None:
+        """Read the settings and make a Gateway of each name that is new; raises SettingsError."""
+        fresh = read_settings(self.root, self.env)
+        for warning in fresh.warnings:
+            log.warning("%s", warning)
+        self.settings = fresh
+        shared = Shared(fresh, self.files, self.worker, self._taken_ports, self.publish, self._journal)
+        for name, gateway_settings in fresh.gateways.items():
+            if name in self.gateways:
+                self.gateways[name].reconfigure(shared, gateway_settings)
+            else:
+                self.gateways[name] = Gateway(shared, gateway_settings, self.files.read_record(name))
+
+    async def open_door(self) -> None:
+        """Write the pidfile and listen on the control socket."""
+        self._write_pidfile()
+        listener = listen(self.root)
+        about = os.stat(paths.socket(self.root))
+        self._socket_id = (about.st_dev, about.st_ino)
+        self._control = Control(listener, Verbs(self).handle)
+        await self._control.start()
+
+    def _write_pidfile(self) -> None:
+        try:
+            disk.write(paths.pidfile(self.root), json.dumps(self.about) + "\n", durable=False)
+        except OSError as error:
+            self.files.note_failure(f"cannot write {paths.pidfile(self.root)}: {error.strerror}")
+
+    def begin(self) -> None:
+        """Bring every Gateway to its want; one that nobody ever asked about is wanted up."""
+        for name, gateway in self.gateways.items():
+            kept = self.files.read_want(name)
+            if kept is None:
+                kept = Want.UP
+                self.files.write_want(name, kept)
+            gateway.want = kept
+            gateway.fire(Event.UP if kept is Want.UP else Event.DOWN, "the daemon started")
+
+    async def end_all(self) -> None:
+        """End every Gateway; the persisted wants stay what they are."""
+        for gateway in self.gateways.values():
+            gateway.want = Want.DOWN
+            gateway.fire(Event.DOWN, "the daemon was asked to end")
+        forever = float("inf")
+        for gateway in self.gateways.values():
+            await gateway.settled(lambda g=gateway: g.state is State.STOPPED, forever)  # type: ignore[misc]
+
+    async def close(self) -> None:
+        """Let everything go: Gateways stay as they are, files are written, the lock is free."""
+        if self._control is not None:
+            self._control.close()
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(paths.socket(self.root))
+        for gateway in self.gateways.values():
+            gateway.detach()
+        if not self.leaving and self._control is not None:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(paths.pidfile(self.root))
+        self.worker.close()
+        if self.lock.held:
+            self.lock.release()
+
+    def finish(self, *, leave: bool) -> None:
+        """Go: leave=True touches no Gateway, else they are ended first."""
+        self.leaving = leave
+        self._finish.set()
+
+    def reload(self) -> None:
+        """Re-exec in place: same pid, same children, same lock."""
+        if self.reloading:
+            return
+        self.reloading = True
+        notify.send(f"RELOADING=1\nMONOTONIC_USEC={time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000}")
+        asyncio.get_running_loop().create_task(self._reexec())
+
+    async def _reexec(self) -> None:
+        if self._control is not None:
+            self._control.close()
+        for gateway in self.gateways.values():
+            gateway.detach()
+        self.worker.close()
+        os.environ[LOCK_FD] = str(self.lock.hand_on())
+        log.info("Re-executing")
+        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
+
+    # -- upkeep ----------------------------------------------------------------------------------------------------
+
+    async def _check_intact(self) -> None:
+        """Put back what somebody removed: a lost lock file would let a second daemon in, a lost socket locks users out."""
+        while True:
+            await asyncio.sleep(INTACT_CHECK)
+            if not self.lock.intact():
+                log.warning("%s was removed or replaced: locking it again", paths.lock(self.root))
+                again = SupervisorLock(paths.lock(self.root))
+                if not again.acquire(0):
+                    log.error("another daemon owns %s now: leaving every Gateway to it", self.root)
+                    return self.finish(leave=True)
+                self.lock.release()
+                self.lock = again
+            if not os.path.exists(paths.pidfile(self.root)):
+                self._write_pidfile()
+            await self._check_socket()
+
+    async def _check_socket(self) -> None:
+        try:
+            about = os.stat(paths.socket(self.root))
+            lost = (about.st_dev, about.st_ino) != self._socket_id
+        except FileNotFoundError:
+            lost = True
+        if lost and self._control is not None:
+            log.warning("%s was removed: listening again", paths.socket(self.root))
+            old = self._control
+            await self.open_door()
+            old.close()
+
+    def _loop_failed(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        error = context.get("exception")
+        log.error("%s", context.get("message"), exc_info=error)
+        self.files.note_failure(f"internal error: {context.get('message')}: {error!r}")
+
+    # -- what Gateways need ----------------------------------------------------------------------------------------
+
+    def _taken_ports(self, but: str) -> set[int]:
+        return {g.port for g in self.gateways.values() if g.name != but}
+
+    def publish(self, gateway: Gateway) -> None:
+        """Write the record of a changed Gateway, some time soon and in order."""
+        gateway.seq += 1
+        self.worker.post(self.files.write_record, gateway.name, report.record(gateway, self.about))
+        states = ", ".join(f"{g.name} {g.state}" for g in self.gateways.values())
+        notify.send(f"STATUS={states}")
+
+    def _journal(self, gateway: Gateway, entry: dict[str, Any]) -> None:
+        pid = gateway.shown.pid if gateway.shown else None
+        line = {"at": report.rfc3339(time.time()), "gateway": gateway.name, "pid": pid, **entry}
+        self.worker.post(self.files.journal, line)
+
+    @property
+    def keeper_gone(self) -> bool:
+        """Whether the process that started us as a keeper is no longer there."""
+        return self.keeper == "supervisord" and os.getppid() != self._parent
+
+    def describe(self) -> dict[str, Any]:
+        """status data, by the frozen contract."""
+        return {
+            "daemon": {
+                "running": True,
+                "pid": os.getpid(),
+                "version": __version__,
+                "keeper": "none" if self.keeper_gone else self.keeper,
+                "keeper_gone": self.keeper_gone,
+                "started_at": self.about["started_at"],
+                "trouble": self.files.trouble,
+            },
+            "root": self.root,
+            "gateways": [report.status(g) for g in self.gateways.values()],
+        }

@@ -1,0 +1,77 @@
+"""How a process becomes the daemon, and how `stop` does the daemon's work once where there is none.
+
+Invariants: our own log lies over descriptors 1 and 2 before anything can write to them (a keeper's pipe may be gone); no
+core files; umask 077.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from tdai_supervisor.decide import paths, settings
+from tdai_supervisor.decide.model import Want
+from tdai_supervisor.engine.daemon import Daemon, kept_environment
+from tdai_supervisor.engine.verbs import Verbs
+from tdai_supervisor.host import disk, process
+
+
+def prepare(root: str, keeper: str) -> None:
+    """Make this process fit to be the daemon: private files, no core dumps, a log of its own where a keeper holds it."""
+    os.umask(0o077)
+    process.stop_core_dumps()
+    disk.private_dir(root)
+    disk.private_dir(paths.run(root))
+    os.chdir(root)
+    if keeper != "none":
+        fd = disk.append_only(paths.daemon_log(root))
+        os.dup2(fd, 1)
+        os.dup2(fd, 2)
+        os.close(fd)
+    form = "%(asctime)s %(levelname)s %(message)s"
+    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format=form, datefmt="%Y-%m-%dT%H:%M:%S%z")
+
+
+def environment(root: str, keeper: str) -> dict[str, str]:
+    """The names the daemon runs by: what `start` kept where a keeper runs us, our own in the foreground."""
+    own = {k: v for k, v in os.environ.items() if not settings.ENVIRONMENT_NAMES.fullmatch(k)}
+    if keeper == "none":
+        return dict(os.environ)
+    return own | kept_environment(root)
+
+
+def main(root: str, keeper: str) -> int:
+    """Run the daemon on root; its exit code. keeper: supervisord, systemd-user, systemd-system or none."""
+    prepare(root, keeper)
+
+    async def run() -> int:
+        return await Daemon(root, environment(root, keeper), keeper).run()
+
+    return asyncio.run(run())
+
+
+def stop_once(root: str, name: str | None, env: Mapping[str, str], lock_wait: float) -> dict[str, Any] | int:
+    """End Gateways where no daemon lives: lock, look, end, verify. The reply of `stop`, or the exit code of a failure."""
+
+    async def run() -> dict[str, Any] | int:
+        daemon = Daemon(root, dict(env), "none")
+        disk.private_dir(root)
+        disk.private_dir(paths.run(root))
+        failed = daemon._acquire(lock_wait)
+        if failed is not None:
+            return failed
+        try:
+            daemon.load()
+            for gateway in daemon.gateways.values():
+                gateway.want = daemon.files.read_want(gateway.name) or Want.DOWN
+            reply = await Verbs(daemon).handle({"verb": "stop", "name": name})
+        finally:
+            await daemon.close()
+        return reply
+
+    logging.getLogger("tdai_supervisor").setLevel(logging.ERROR)
+    return asyncio.run(run())

@@ -1,0 +1,116 @@
+"""The files under run/ and the journal, as the daemon writes them.
+
+Invariants: only the holder of the supervisor lock writes here; wants are durable before anything is done about them;
+records, pidfiles and journal lines are written after acting, in order, by one worker thread, and never awaited by a
+restart; a file that cannot be read is quarantined and counted as absent.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import secrets
+from typing import Any
+
+from tdai_supervisor.decide import paths
+from tdai_supervisor.decide.model import Want
+from tdai_supervisor.host import disk
+
+log = logging.getLogger("tdai_supervisor")
+JOURNAL_BYTES = 1024 * 1024  # then journal.jsonl becomes journal.jsonl.1: at most two of these are kept
+
+
+class RunFiles:
+    """Reads at start, writes for ever. trouble holds the last failed write in words, or None; it shows in status."""
+
+    def __init__(self, root: str) -> None:
+        self.root = root
+        self.trouble: str | None = None
+        self.failures = 0
+
+    def _readable(self, path: str) -> dict[str, Any] | None:
+        try:
+            return disk.read_object(path)
+        except (OSError, ValueError) as error:
+            try:
+                moved = disk.quarantine(path)
+                log.warning("Quarantined %s as %s: %s", path, moved, error)
+            except OSError as failure:
+                self.note_failure(f"cannot quarantine {path}: {failure}")
+            return None
+
+    def note_failure(self, what: str) -> None:
+        """Count a failed write and keep it in words; said once, shown in status."""
+        self.failures += 1
+        if what != self.trouble:
+            log.error("%s", what)
+        self.trouble = what
+
+    def _write(self, path: str, text: str, *, durable: bool = False) -> bool:
+        try:
+            disk.write(path, text, durable=durable)
+        except OSError as error:
+            self.note_failure(f"cannot write {path}: {error.strerror or error}")
+            return False
+        self.trouble = None
+        return True
+
+    def read_want(self, name: str) -> Want | None:
+        """The persisted want, or None where there is none that can be read."""
+        path = paths.want(self.root, name)
+        try:
+            text = disk.read(path)
+            return None if text is None else Want(text.strip())
+        except (OSError, ValueError) as error:
+            try:
+                log.warning("Quarantined %s as %s: %s", path, disk.quarantine(path), error)
+            except OSError as failure:
+                self.note_failure(f"cannot quarantine {path}: {failure}")
+            return None
+
+    def write_want(self, name: str, want: Want) -> bool:
+        """Make the want durable; whether that worked."""
+        return self._write(paths.want(self.root, name), f"{want}\n", durable=True)
+
+    def read_record(self, name: str) -> dict[str, Any] | None:
+        """The endpoint record the last daemon left, or None."""
+        return self._readable(paths.record(self.root, name))
+
+    def write_record(self, name: str, record: dict[str, Any]) -> None:
+        """Replace the endpoint record, and the pidfile with it."""
+        self._write(paths.record(self.root, name), json.dumps(record, ensure_ascii=False) + "\n")
+        if record["pid"] is not None:
+            self._write(paths.pid(self.root, name), f"{record['pid']}\n")
+        elif os.path.lexists(paths.pid(self.root, name)):
+            os.unlink(paths.pid(self.root, name))
+
+    def key(self, name: str, configured: str | None) -> str | None:
+        """The API key for the next life of a Gateway, durable in run/NAME.key; None where it cannot be kept.
+
+        The configured key, else the one kept from before, else a random one of 32 bytes.
+        """
+        path = paths.key(self.root, name)
+        try:
+            kept = (disk.read(path) or "").strip()
+        except OSError as error:
+            self.note_failure(f"cannot read {path}: {error}")
+            kept = ""
+        key = configured or kept or secrets.token_urlsafe(32)
+        if key != kept and not self._write(path, key + "\n", durable=True):
+            return None
+        return key
+
+    def journal(self, entry: dict[str, Any]) -> None:
+        """Append one transition."""
+        path = paths.journal(self.root)
+        try:
+            fd = disk.append_only(path)
+            try:
+                os.write(fd, (json.dumps(entry, ensure_ascii=False) + "\n").encode("utf-8", "surrogateescape"))
+                if os.fstat(fd).st_size > JOURNAL_BYTES:
+                    os.replace(path, path + ".1")
+            finally:
+                os.close(fd)
+        except OSError as error:
+            self.note_failure(f"cannot write {path}: {error.strerror or error}")

@@ -1,0 +1,131 @@
+"""Kernel locks: the supervisor lock (one daemon per root) and the lease (one Gateway per data directory).
+
+Invariants: only flock, never a lock that is a file's existence; a lease is never unlocked, only closed, because LOCK_UN on
+any copy frees it for all; a file system without flock is a named error; the lock file is never unlinked.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import warnings
+
+import filelock
+
+from tdai_supervisor.host import disk
+
+
+class LockUnsupportedError(OSError):
+    """The file system has no flock."""
+
+
+class SupervisorLock:
+    """`run/supervisor.lock`, held by the daemon alone for as long as it lives."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self._lock: filelock.BaseFileLock | None = None
+        self._inherited: int | None = None
+        self._fd: int | None = None
+
+    def acquire(self, timeout: float) -> bool:
+        """Whether the lock was got within timeout seconds. Raises LockUnsupportedError, or OSError naming the path."""
+        fds: list[int] = []
+        lock = filelock.FileLock(
+            self.path,
+            mode=0o600,
+            fallback_to_soft=False,
+            preserve_lock_file=True,
+            poll_interval=0.02,
+            thread_local=False,
+            on_acquired=fds.append,
+        )
+        try:
+            # A library that only warns about a weaker lock would be a second owner: a warning is an error here.
+            with warnings.catch_warnings():
+                warnings.simplefilter("error")
+                lock.acquire(timeout=timeout)
+        except filelock.Timeout:
+            return False
+        except (NotImplementedError, UserWarning) as error:
+            raise LockUnsupportedError(errno.ENOLCK, f"no file locks at {self.path}: {error}") from None
+        self._lock, self._fd = lock, fds[0]
+        os.fchmod(self._fd, 0o600)
+        return True
+
+    def inherit(self, fd: int) -> None:
+        """Hold the lock through a descriptor that survived exec. Raises OSError where it is not this lock."""
+        if not os.path.samestat(os.fstat(fd), os.stat(self.path, follow_symlinks=False)):
+            raise OSError(f"descriptor {fd} is not {self.path}")
+        os.set_inheritable(fd, False)
+        self._inherited = self._fd = fd
+
+    def hand_on(self) -> int:
+        """The descriptor of the held lock, made to survive the next exec."""
+        assert self._fd is not None
+        os.set_inheritable(self._fd, True)
+        return self._fd
+
+    @property
+    def held(self) -> bool:
+        """Whether we hold it."""
+        return self._fd is not None
+
+    def intact(self) -> bool:
+        """Whether the path still names the file we hold; if somebody removed it, a second daemon could lock anew."""
+        assert self._fd is not None
+        try:
+            return os.path.samestat(os.fstat(self._fd), os.stat(self.path, follow_symlinks=False))
+        except FileNotFoundError:
+            return False
+
+    def release(self) -> None:
+        """Let the lock go (by closing)."""
+        if self._inherited is not None:
+            os.close(self._inherited)
+        elif self._lock is not None:
+            self._lock.release(force=True)
+        self._lock, self._inherited, self._fd = None, None, None
+
+
+class Lease:
+    """flock on the open data directory, taken before spawn and inherited by the Gateway."""
+
+    def __init__(self, directory: str) -> None:
+        self.directory = directory
+
+    def take(self) -> int | None:
+        """A descriptor that holds the lease, or None where another process holds it.
+
+        Raises LockUnsupportedError, or OSError where the directory cannot be opened.
+        """
+        fd = os.open(self.directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(fd)
+            return None
+        except OSError as error:
+            os.close(fd)
+            if error.errno in (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL):
+                raise LockUnsupportedError(error.errno, f"the file system of {self.directory} has no flock") from None
+            raise
+        return fd
+
+    def is_free(self) -> bool:
+        """Whether nobody holds it now. A directory that is gone has no holder to fear."""
+        try:
+            fd = self.take()
+        except FileNotFoundError:
+            return True
+        if fd is None:
+            return False
+        os.close(fd)
+        return True
+
+
+def keeper_lock(root: str) -> filelock.BaseFileLock:
+    """The lock under which a keeper is brought up or ended, so that many `start` at once bring up one."""
+    path = os.path.join(disk.private_dir(os.path.join(root, "run")), "keeper.lock")
+    return filelock.FileLock(path, mode=0o600, fallback_to_soft=False, preserve_lock_file=True, poll_interval=0.01)
