@@ -177,3 +177,12 @@ def probe(host: str, port: int, timeout: float) -> str | None:
         return f"{error.strerror or error} ({target}:{port})"
     words = data.split(b"\r\n", 1)[0].decode("latin-1").split()
     return None if len(words) > 1 and words[1] == "200" else f"HTTP {' '.join(words[1:]) or 'nonsense'}"
+
+
+def read_journal(path: str) -> str | None:
+    """The text of a journal file (a little over 1 MiB at most), or None."""
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            return file.read(8 * 1024 * 1024)
+    except OSError:
+        return None

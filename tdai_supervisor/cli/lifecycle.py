@@ -30,11 +30,15 @@ def start(root: str, name: str | None, *, wait: bool, timeout: float | None, tak
         if owner is None or owner.get("keeper_gone"):
             _bring_up(root)
     except settings.SettingsError as error:
-        return failure("start", "settings", str(error), "try `memory-tencentdb-ctl config path`", envelope.NOT_CONFIGURED)
+        return failure(
+            "start", "settings", str(error), "try `memory-tencentdb-ctl config path`", envelope.NOT_CONFIGURED
+        )
     except PermissionError as error:
         return _not_permitted("start", root, error)
     except (OSError, RuntimeError) as error:
-        return failure("start", "no-daemon", f"cannot start the daemon: {error}", f"try `tail {paths.daemon_log(root)}`")
+        return failure(
+            "start", "no-daemon", f"cannot start the daemon: {error}", f"try `tail {paths.daemon_log(root)}`"
+        )
     arguments: dict[str, Any] = {"name": name, "wait": wait, "take_over": take_over}
     if timeout is not None:
         arguments["timeout"] = timeout
@@ -96,7 +100,9 @@ def _daemon(root: str) -> dict[str, Any] | None:
         about = client.daemon_process(root)
         if about is None:
             return None  # it went away while we asked
-        raise RuntimeError(f"the daemon pid {about['pid']} does not answer ({error}); try `memory-tencentdb-ctl stop`") from None
+        raise RuntimeError(
+            f"the daemon pid {about['pid']} does not answer ({error}); try `memory-tencentdb-ctl stop`"
+        ) from None
     return found
 
 

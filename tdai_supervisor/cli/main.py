@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from collections.abc import Iterator
 from typing import NoReturn
 
 from tdai_supervisor.cli import envelope
@@ -61,6 +62,12 @@ def parser() -> argparse.ArgumentParser:
     logs.add_argument("-n", "--lines", type=int, default=50, metavar="N", help="how many lines (default 50)")
     logs.add_argument("-f", "--follow", action="store_true", help="go on printing new lines")
     logs.add_argument("--stream", choices=("all", "out", "err", "stdout", "stderr"), default="all", help="which log")
+    events = verb("events", "show what happened, one transition a line")
+    events.add_argument("-n", "--lines", type=int, default=50, metavar="N", help="how many (default 50)")
+    events.add_argument("-f", "--follow", action="store_true", help="go on printing new ones")
+    events.add_argument("--since", metavar="T", help="only since T: 10m, 2h, 3d, or an RFC 3339 time")
+    verb("why", "tell the last transitions as sentences")
+    verb("metrics", "print OpenMetrics text", named=False)
     daemon = verb("daemon", "run the daemon in the foreground", named=False)
     keepers = ("none", "supervisord", "systemd-user", "systemd-system")
     daemon.add_argument("--keeper", choices=keepers, default="none", help=argparse.SUPPRESS)
@@ -134,11 +141,31 @@ def _run(command: str, a: argparse.Namespace) -> Result | int:
     if command == "logs":
         result = observe.logs(root, a.name, a.stream, a.lines)
         if a.follow and not getattr(a, "json", False):
-            _print(result, False)
-            for line in observe.follow(list(result.data)):
-                print(line, flush=True)
+            return _follow(result, observe.follow(list(result.data)))
+        return result
+    if command in ("events", "why", "metrics"):
+        from tdai_supervisor.cli import history
+
+        if command == "metrics":
+            return history.metrics(root)
+        if command == "why":
+            return history.why(root, a.name)
+        result = history.events(root, a.name, a.since, a.lines)
+        if a.follow and result.exit_code == envelope.OK:
+            return _follow(result, history.follow(root, a.name, as_json=getattr(a, "json", False)))
         return result
     return observe.version(root)
+
+
+def _follow(result: Result, lines: Iterator[str]) -> int:
+    """Print a Result and then lines as they come; Ctrl-C is how this ends, and is no failure."""
+    try:
+        _print(result, False)
+        for line in lines:
+            print(line, flush=True)
+    except KeyboardInterrupt:
+        pass
+    return envelope.OK
 
 
 def _root(given: str | None) -> str:
@@ -147,5 +174,3 @@ def _root(given: str | None) -> str:
         return os.path.abspath(os.path.expanduser(given))
     text = os.environ.get("MEMORY_TENCENTDB_ROOT", "").strip() or "~/.memory-tencentdb"
     return os.path.abspath(os.path.expanduser(text))
-
-

@@ -48,7 +48,9 @@ def _gateway(g: dict[str, Any]) -> str:
     if g.get("backoff_s") is not None:
         lines.append(f"         next try in {g['backoff_s']} s")
     if g.get("last_exit"):
-        lines.append(f"         last exit: {g['last_exit']['cause']} at {g['last_exit']['at']}; {g['restarts']} restarts")
+        lines.append(
+            f"         last exit: {g['last_exit']['cause']} at {g['last_exit']['at']}; {g['restarts']} restarts"
+        )
     return "\n".join(lines)
 
 
@@ -80,3 +82,23 @@ _TEXTS = {
     "logs": _logs,
     "version": _version,
 }
+
+
+def event(entry: dict[str, Any]) -> str:
+    """One transition as a line."""
+    return f"{entry.get('at')} {entry.get('gateway')}: {entry.get('from')} -> {entry.get('to')}: {entry.get('cause')}"
+
+
+def _events(data: dict[str, Any]) -> str:
+    return "\n".join(event(e) for e in data["events"])
+
+
+def _why(data: dict[str, list[str]]) -> str:
+    return "\n".join(line for name, told in data.items() for line in (f"{name}:", *(f"  {s}" for s in told)))
+
+
+def _metrics(data: dict[str, str]) -> str:
+    return data["text"].rstrip("\n")
+
+
+_TEXTS |= {"events": _events, "why": _why, "metrics": _metrics}

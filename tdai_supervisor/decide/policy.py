@@ -67,7 +67,6 @@ class Silence:
     answer_age: since the last complete answer (or since it was READY to be asked). probe_age: since the oldest probe
     that still has no answer began, None where none is open. cpu_share: share of one core its tree used since then, None
     where unknown. blocked: a thread of it waits for the disk (state D). traced: a debugger holds it (state t).
-    loop_late: how late our own loop was; above 1 s it is us who slept, and the window starts again.
     """
 
     answer_age: float
@@ -75,11 +74,10 @@ class Silence:
     cpu_share: float | None = None
     blocked: bool = False
     traced: bool = False
-    loop_late: float = 0.0
 
 
 BUSY_SHARE = 0.10  # of one core
-LATE_LOOP = 1.0  # s
+LATE_LOOP = 1.0  # s our own loop may be late before a silence may have been ours
 
 
 def is_busy(silence: Silence) -> bool:
@@ -89,7 +87,7 @@ def is_busy(silence: Silence) -> bool:
 
 def judge_silence(silence: Silence, settings: GatewaySettings) -> Event | None:
     """UNFIT (hung: end it), SILENT (alive, not answering: UNREADY) or None (no verdict yet)."""
-    if silence.loop_late > LATE_LOOP or silence.probe_age is None or silence.answer_age < settings.hang_after:
+    if silence.probe_age is None or silence.answer_age < settings.hang_after:
         return None
     if silence.probe_age < settings.hang_after * 2 / 3:
         return None
@@ -225,3 +223,32 @@ def describe_holder(holder: Holder) -> str:
     """ "pid 7 (nc -l), uid 1000", with "unknown" for what /proc hides."""
     pid = "an unknown process" if holder.pid is None else f"pid {holder.pid} ({holder.command or 'unknown command'})"
     return f"{pid}, uid {'unknown' if holder.uid is None else holder.uid}"
+
+
+LOG_LOOK = 5.0  # s between looks at a quiet log
+STORM_RATE = 1024 * 1024  # bytes a second over a whole look: somebody writes as fast as he can
+
+
+@dataclass(frozen=True, slots=True)
+class LogLook:
+    """What to do about a log: cut it now, come back after `again` seconds, name a storm."""
+
+    cut: bool
+    again: float
+    storm: bool
+
+
+def judge_log(size: int, before: int, elapsed: float | None, cap: int) -> LogLook:
+    """size bytes now, `before` at the last look elapsed seconds ago (None: never looked), cap bytes allowed.
+
+    A look every 5 s would let 50 MB/s add 250 MB: the next one comes when the room is filled at the present rate.
+    """
+    rate = max(0, size - before) / elapsed if elapsed else 0.0
+    room = max(0, cap - size)
+    again = min(LOG_LOOK, max(0.05, room / rate)) if rate > 0 else LOG_LOOK
+    return LogLook(size > cap, again, rate >= STORM_RATE)
+
+
+def low_space(free: int, total: int) -> bool:
+    """Whether a disk is too full to promise a write: less than 64 MiB, or than 5 % of a small one."""
+    return free < min(64 * 1024 * 1024, total // 20)

@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING
 from tdai_supervisor.decide import launch
 from tdai_supervisor.decide.model import Event
 from tdai_supervisor.decide.policy import Claim, Resident, Scene, judge_claim
-from tdai_supervisor.host import disk, ports, probe, process
+from tdai_supervisor.host import disk, node, ports, probe, tree
 from tdai_supervisor.host.locks import LockUnsupportedError
-from tdai_supervisor.host.process import Process, Seen
+from tdai_supervisor.host.process import Process
+from tdai_supervisor.host.tree import Seen
 
 if TYPE_CHECKING:
     from tdai_supervisor.engine.gateway import Gateway
@@ -35,9 +36,11 @@ class Found:
     lease: int | None = None
     key: str | None = dataclasses.field(default=None, repr=False)
     cwd: str = "/"
-    node: str | None = None
+    node: str | None = None  # absolute path
     process: Process | None = None
     newest_number: int = 0
+    quick: bool = False
+    kind_cause: str = ""
 
     def close(self) -> None:
         """Let go what was not used."""
@@ -89,7 +92,7 @@ class Claiming:
         if ports.on(gateway.settings.host, gateway.port):
             os.close(lease)
             return None
-        return dataclasses.replace(last, claim=Claim(Event.CLEAR), lease=lease, process=None)
+        return dataclasses.replace(last, claim=Claim(Event.CLEAR), lease=lease, process=None, quick=True)
 
     def _look(self, others: set[int]) -> Found:
         gateway = self._gateway
@@ -113,7 +116,7 @@ class Claiming:
     def _judge(self, lease: int | None, others: set[int]) -> Found:
         gateway = self._gateway
         settings = gateway.settings
-        seen = process.scan()
+        seen = tree.scan()
         listening = ports.listeners()
         residents = [self._resident(s, listening, lease is None) for s in seen if s.uid == os.geteuid()]
         near = [r for r in residents if r.number is not None or r.on_data or r.holds_lease]
@@ -139,17 +142,17 @@ class Claiming:
         data_dir = gateway.settings.data_dir
         cookie = seen.cookie
         ours = cookie is not None and (cookie.root, cookie.name) == (gateway.root, gateway.name)
-        near = process.variable(seen.environ, "TDAI_DATA_DIR") == data_dir
-        near = near or process.open_below(seen.pid, data_dir, gateway.settings.log_dir)
+        near = tree.variable(seen.environ, "TDAI_DATA_DIR") == data_dir
+        near = near or tree.open_below(seen.pid, data_dir, gateway.settings.log_dir)
         sockets = ports.listened_by(seen.pid, listening) if near else []
         # A shell may carry the variable and a reader may open a file: only a server is a second writer.
-        server = bool(sockets) or (near and _looks_like_gateway(process.command_line(seen.pid)))
+        server = bool(sockets) or (near and _looks_like_gateway(tree.command_line(seen.pid)))
         first = next((x.port for x in sorted(sockets, key=lambda x: x.port != gateway.port)), None)
         return Resident(
             pid=seen.pid,
             number=cookie.number if ours and cookie else None,
             cookie=str(cookie) if cookie else None,
-            holds_lease=lease_held and process.holds_open(seen.pid, data_dir),
+            holds_lease=lease_held and tree.holds_open(seen.pid, data_dir),
             listens_on=first,
             on_data=near and server,
             leader=seen.stat.session == seen.pid,
@@ -159,13 +162,44 @@ class Claiming:
         """Everything a spawn needs that may wait for a disk."""
         gateway = self._gateway
         settings = gateway.settings
-        found.kind = "command" if settings.kind == "command" else "embedded"
         found.cwd = settings.data_dir
+        try:
+            self._choose_kind(found)
+        except node.NodeError as error:
+            # No retry helps until somebody installs something.
+            found.claim = Claim(Event.GIVE_UP, str(error))
+            return
+        try:
+            gateway.log_fds = gateway.log_fds or [disk.append_only(path) for path in gateway.log_paths]
+        except OSError as error:
+            found.claim = Claim(Event.TAKEN, f"cannot write {error.filename or error}: {error.strerror or error}")
+            return
         if settings.auth == "auto":
             found.key = gateway.shared.files.key(gateway.name, settings.api_key)
             if found.key is None:
                 trouble = gateway.shared.files.trouble or "cannot keep an API key"
                 found.claim = Claim(Event.TAKEN, f'{trouble}; free the disk, or set auth = "off"')
+
+    def _choose_kind(self, found: Found) -> None:
+        """Kind auto is node where Node and package are complete, else embedded; which and why is kept for status."""
+        settings, install = self._gateway.settings, self._gateway.shared.settings.install_dir
+        if settings.kind == "command":
+            found.kind, found.kind_cause = "command", "configured"
+            return
+        if settings.kind == "embedded":
+            found.kind, found.kind_cause = "embedded", "configured"
+            return
+        try:
+            found.cwd = node.package(install)
+            binary = node.find(settings.node, os.environ)
+        except node.NodeError as error:
+            if settings.kind == "node":
+                raise
+            found.kind, found.cwd = "embedded", settings.data_dir
+            found.kind_cause = f"auto: {error}".replace("cannot run kind node: ", "")
+            return
+        found.kind, found.node = "node", binary.path
+        found.kind_cause = f"{'auto' if settings.kind == 'auto' else 'configured'}: {binary} in {found.cwd}"
 
     def _hold(self, found: Found, pid: int, seen: list[Seen]) -> None:
         """Hold the process to adopt, and learn from its environment what it was started with."""
@@ -176,9 +210,10 @@ class Claiming:
                 held.close()
             return
         found.process = held
+        found.kind = self._gateway.kind
         with contextlib.suppress(TypeError, ValueError):
-            found.port = int(process.variable(about.environ, "TDAI_GATEWAY_PORT") or "")
-        key = process.variable(about.environ, "TDAI_GATEWAY_API_KEY")
+            found.port = int(tree.variable(about.environ, "TDAI_GATEWAY_PORT") or "")
+        key = tree.variable(about.environ, "TDAI_GATEWAY_API_KEY")
         if key and not found.claim.external and self._gateway.settings.auth == "auto":
             self._gateway.shared.files.key(self._gateway.name, key)
 

@@ -23,6 +23,7 @@ from tdai_supervisor.decide import paths
 log = logging.getLogger("tdai_supervisor")
 MAX_REQUEST = 64 * 1024
 REQUEST_TIME = 5.0  # s
+MAX_BACKLOG = 1024 * 1024  # bytes a subscriber may be behind
 Handler = Callable[[dict[str, Any]], Awaitable[dict[str, Any]]]
 
 
@@ -64,12 +65,22 @@ class Control:
 
     def __init__(self, listener: socket.socket, handler: Handler) -> None:
         self._listener, self._handler = listener, handler
+        self._subscribers: set[asyncio.StreamWriter] = set()
         self._server: asyncio.Server | None = None
         self._serving: set[asyncio.StreamWriter] = set()
 
     async def start(self) -> None:
         """Begin to answer."""
         self._server = await asyncio.start_unix_server(self._serve, sock=self._listener, limit=MAX_REQUEST)
+
+    def tell(self, entry: dict[str, Any]) -> None:
+        """Send a transition to every subscriber; one that does not read is cut off, never waited for."""
+        line = (json.dumps(entry, ensure_ascii=True) + "\n").encode()
+        for writer in list(self._subscribers):
+            if writer.transport.get_write_buffer_size() > MAX_BACKLOG:
+                writer.close()
+            else:
+                writer.write(line)
 
     def close(self) -> None:
         """Stop listening and cut every connection."""
@@ -85,29 +96,36 @@ class Control:
             if uid not in (None, 0, os.geteuid()):
                 log.warning("Refused uid %s on the control socket", uid)
                 return
-            reply = await self._answer(reader)
-            writer.write((json.dumps(reply, ensure_ascii=True) + "\n").encode())
+            request = await self._request(reader)
+            answer = request if "ok" in request else await self._handler(request)
+            writer.write((json.dumps(answer, ensure_ascii=True) + "\n").encode())
             await writer.drain()
+            if request.get("verb") == "subscribe" and answer["ok"]:
+                self._subscribers.add(writer)
+                await reader.read()  # until the other end closes
         except (ConnectionError, TimeoutError):
             pass  # whoever asked is gone: nothing to tell
         finally:
             self._serving.discard(writer)
+            self._subscribers.discard(writer)
             writer.close()
 
-    async def _answer(self, reader: asyncio.StreamReader) -> dict[str, Any]:
+    async def _request(self, reader: asyncio.StreamReader) -> dict[str, Any]:
+        """The request, or the refusal (which has "ok") of what is none."""
         try:
             async with asyncio.timeout(REQUEST_TIME):
                 line = await reader.readuntil(b"\n")
             request = json.loads(line)
             if not isinstance(request, dict) or not isinstance(request.get("verb"), str):
                 raise ValueError("no verb")
+            request.pop("ok", None)
         except asyncio.LimitOverrunError:
             return refusal("bad-request", "cannot read the request: it is longer than 64 KiB")
         except (asyncio.IncompleteReadError, TimeoutError):
             return refusal("bad-request", f"cannot read the request: no complete line within {REQUEST_TIME:g} s")
         except ValueError as error:
             return refusal("bad-request", f"cannot read the request: {error}")
-        return await self._handler(request)
+        return request
 
 
 def refusal(code: str, message: str, hint: str | None = None, exit_code: int = 1) -> dict[str, Any]:

@@ -23,6 +23,7 @@ from tdai_supervisor.decide import paths, settings
 from tdai_supervisor.decide.model import Event, State, Want
 from tdai_supervisor.decide.settings import Settings, SettingsError
 from tdai_supervisor.engine import report
+from tdai_supervisor.engine.alerts import Alerts
 from tdai_supervisor.engine.control import Control, listen
 from tdai_supervisor.engine.gateway import Gateway, Shared
 from tdai_supervisor.engine.loop import Worker
@@ -35,7 +36,7 @@ log = logging.getLogger("tdai_supervisor")
 LOCK_WAIT = 10.0  # s; a keeper's copy waits this long while the owner leaves
 EXIT_HELD, EXIT_FAILED, EXIT_NOT_CONFIGURED = 75, 1, 6
 LOCK_FD = "MEMORY_TENCENTDB_LOCK_FD"  # of the held lock, across the exec of HUP
-INTACT_CHECK = 5.0  # s between looks at our own lock, socket and pidfile
+TICK = 5.0  # s between looks at our own lock, socket and pidfile, and the guards' ticks
 
 
 def read_settings(root: str, env: Mapping[str, str]) -> Settings:
@@ -68,6 +69,7 @@ class Daemon:
         self.worker = Worker()
         self.started_at = time.time()
         self.lock = SupervisorLock(paths.lock(root))
+        self.alerts = Alerts(())
         self.leaving = False
         self.reloading = False
         self._finish = asyncio.Event()
@@ -108,7 +110,7 @@ class Daemon:
         await self.open_door()
         self.begin()
         notify.send("READY=1\nSTATUS=owns its root")
-        checker = loop.create_task(self._check_intact())
+        checker = loop.create_task(self._tick())
         await self._finish.wait()
         checker.cancel()
         if not self.leaving:
@@ -142,7 +144,7 @@ class Daemon:
         fresh = read_settings(self.root, self.env)
         for warning in fresh.warnings:
             log.warning("%s", warning)
-        self.settings = fresh
+        self.settings, self.alerts.command = fresh, fresh.notify
         shared = Shared(fresh, self.files, self.worker, self._taken_ports, self.publish, self._journal)
         for name, gateway_settings in fresh.gateways.items():
             if name in self.gateways:
@@ -224,21 +226,36 @@ class Daemon:
 
     # -- upkeep ----------------------------------------------------------------------------------------------------
 
+    async def _tick(self) -> None:
+        """The beat of the loop that does the work: watchdog, guards, and our own files."""
+        beat = notify.watchdog_interval()
+        pause = min(TICK, beat / 2) if beat else TICK
+        due = 0.0
+        while True:
+            await asyncio.sleep(pause)
+            if beat:
+                notify.send("WATCHDOG=1")
+            due += pause
+            if due >= TICK:
+                due = 0.0
+                for gateway in self.gateways.values():
+                    gateway.guards.tick()
+                await self._check_intact()
+
     async def _check_intact(self) -> None:
         """Put back what somebody removed: a lost lock file would let a second daemon in, a lost socket locks users out."""
-        while True:
-            await asyncio.sleep(INTACT_CHECK)
-            if not self.lock.intact():
-                log.warning("%s was removed or replaced: locking it again", paths.lock(self.root))
-                again = SupervisorLock(paths.lock(self.root))
-                if not again.acquire(0):
-                    log.error("another daemon owns %s now: leaving every Gateway to it", self.root)
-                    return self.finish(leave=True)
-                self.lock.release()
-                self.lock = again
-            if not os.path.exists(paths.pidfile(self.root)):
-                self._write_pidfile()
-            await self._check_socket()
+        if not self.lock.intact():
+            log.warning("%s was removed or replaced: locking it again", paths.lock(self.root))
+            again = SupervisorLock(paths.lock(self.root))
+            if not again.acquire(0):
+                log.error("another daemon owns %s now: leaving every Gateway to it", self.root)
+                return self.finish(leave=True)
+            self.lock.release()
+            self.lock = again
+        if not os.path.lexists(paths.pidfile(self.root)):
+            self._write_pidfile()
+        await self._check_socket()
+        return None
 
     async def _check_socket(self) -> None:
         try:
@@ -273,6 +290,10 @@ class Daemon:
         pid = gateway.shown.pid if gateway.shown else None
         line = {"at": report.rfc3339(time.time()), "gateway": gateway.name, "pid": pid, **entry}
         self.worker.post(self.files.journal, line)
+        if self._control is not None:
+            self._control.tell(line)
+        if self.alerts.notice(gateway.name, gateway.state, gateway.hold, entry["cause"]):
+            gateway.task(self.alerts.run())
 
     @property
     def keeper_gone(self) -> bool:

@@ -14,9 +14,10 @@ import signal
 from collections.abc import Callable
 
 from tdai_supervisor.engine.loop import Worker, any_death
-from tdai_supervisor.host import process
+from tdai_supervisor.host import tree
 from tdai_supervisor.host.locks import Lease
-from tdai_supervisor.host.process import Process, Seen
+from tdai_supervisor.host.process import Process
+from tdai_supervisor.host.tree import Seen
 
 ROUND = 0.25  # s between scans while nothing dies
 UNKILLABLE = 1.0  # s after KILL, then it is said which process does not die
@@ -59,15 +60,15 @@ class Ending:
 
     def _members(self, main: Process | None, only: set[int] | None) -> list[Seen]:
         """In the worker: who is left. A child of ours that is dead is left to the engine's reaper."""
-        seen = process.scan()
+        seen = tree.scan()
         if only is not None:
             return [s for s in seen if s.pid in only]
-        members = process.tree(seen, self._root, self._name, main)
+        members = tree.members(seen, self._root, self._name, main)
         if not members and main is not None and not self._lease.is_free():
             # It inherited our lease and scrubbed its environment: no cookie of anybody's, but the descriptor tells.
             # The scans are of one moment each: a Gateway that just died may have let go in between.
             mine = [s for s in seen if s.cookie is None and s.uid == os.geteuid()]
-            members = [s for s in mine if process.holds_open(s.pid, self._lease.directory)]
+            members = [s for s in mine if tree.holds_open(s.pid, self._lease.directory)]
         return members
 
     def _signal(self, members: list[Seen], killing: bool) -> None:

@@ -36,6 +36,7 @@ def status(gateway: Gateway) -> dict[str, Any]:
         "state": str(gateway.state),
         "origin": str(gateway.origin) if gateway.origin else None,
         "kind": gateway.kind,
+        "kind_cause": gateway.kind_cause,
         "pid": gateway.shown.pid if gateway.shown else None,
         "host": gateway.settings.host,
         "port": gateway.port,
@@ -57,7 +58,8 @@ def status(gateway: Gateway) -> dict[str, Any]:
         },
         "hold": gateway.hold,
         "drift": [],
-        "memory_bytes": gateway.memory,
+        "memory_bytes": gateway.life.memory if gateway.life else None,
+        "guards": gateway.guards.describe(),
         "logs": dict(zip(("stdout", "stderr"), gateway.log_paths, strict=True)),
     }
 

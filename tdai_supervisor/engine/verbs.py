@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from tdai_supervisor import __version__
 from tdai_supervisor.decide.model import Event, Origin, State, Want
 from tdai_supervisor.decide.settings import SettingsError
+from tdai_supervisor.engine import metrics, spools
 from tdai_supervisor.engine.control import refusal, reply
 from tdai_supervisor.host import disk
 
@@ -37,6 +38,8 @@ class Verbs:
             "restart": self._restart,
             "leave": self._leave,
             "reload": self._reload,
+            "subscribe": self._subscribe,
+            "metrics": self._metrics,
         }
 
     async def handle(self, request: dict[str, Any]) -> dict[str, Any]:
@@ -57,6 +60,14 @@ class Verbs:
 
     async def _status(self, _: dict[str, Any]) -> dict[str, Any]:
         return reply(self._daemon.describe())
+
+    async def _subscribe(self, _: dict[str, Any]) -> dict[str, Any]:
+        return reply({"subscribed": "events"})
+
+    async def _metrics(self, _: dict[str, Any]) -> dict[str, Any]:
+        spooled = await self._daemon.worker.run(spools.sizes, self._daemon.root)
+        now = asyncio.get_running_loop().time()
+        return reply({"text": metrics.text(self._daemon.gateways.values(), now, spooled)})
 
     def _chosen(self, request: dict[str, Any]) -> list[Gateway]:
         name = request.get("name")

@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from typing import Protocol
 
 from tdai_supervisor.decide import paths
-from tdai_supervisor.host import disk, process
+from tdai_supervisor.host import disk, process, tree
 from tdai_supervisor.host.process import Process
 
 PYTHON_NAME = "MEMORY_TENCENTDB_KEEPER_PYTHON"
@@ -95,7 +95,7 @@ class Supervisord:
 
     def _is_ours(self, pid: int) -> bool:
         stat = process.read_stat(pid)
-        command = process.command_line(pid) or ""
+        command = tree.command_line(pid) or ""
         if stat is None or stat.dead or "supervisor.supervisord" not in command:
             return False
         try:

@@ -16,3 +16,11 @@ def send(state: str) -> None:
         out.setblocking(False)
         out.connect("\0" + address[1:] if address.startswith("@") else address)
         out.send(state.encode())
+
+
+def watchdog_interval() -> float | None:
+    """Seconds within which systemd wants a WATCHDOG=1, or None where it watches somebody else or nobody."""
+    usec, pid = os.environ.get("WATCHDOG_USEC", ""), os.environ.get("WATCHDOG_PID", "")
+    if not usec.isdecimal() or (pid and pid != str(os.getpid())):
+        return None
+    return int(usec) / 1e6

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from tdai_supervisor.decide.policy import Holder
-from tdai_supervisor.host import process
+from tdai_supervisor.host import process, tree
 
 _NETLINK_SOCK_DIAG, _SOCK_DIAG_BY_FAMILY, _NLM_F_REQUEST_DUMP = 4, 20, 0x301
 _NLMSG_ERROR, _NLMSG_DONE, _TCP_LISTEN = 2, 3, 10
@@ -137,7 +137,7 @@ def holder(found: list[Listener]) -> Holder | None:
     pid = owned_by(found, (s for s in process.pids() if s != os.getpid()))
     if pid is None and owned_by(found, [os.getpid()]):
         pid = os.getpid()
-    return Holder(pid, process.command_line(pid) if pid else None, found[0].uid)
+    return Holder(pid, tree.command_line(pid) if pid else None, found[0].uid)
 
 
 def is_free(host: str, port: int) -> bool:

@@ -147,6 +147,15 @@ def verdict(recorded: Identity) -> Verdict:
     return Verdict.OURS if uid_of(recorded.pid) == recorded.uid else Verdict.FOREIGN
 
 
+def pids() -> Iterable[int]:
+    """Every pid of this namespace."""
+    if not LINUX:
+        import psutil  # noqa: PLC0415
+
+        return psutil.pids()
+    return [int(name) for name in os.listdir("/proc") if name.isdecimal()]
+
+
 def exists(pid: int) -> bool:
     """Whether the kernel knows this pid; only ESRCH says no (hidepid hides, EPERM is somebody else's)."""
     try:
@@ -269,9 +278,11 @@ def _ask_kernel(pidfd: int) -> Exit:
 
 
 def spawn(
-    argv: Sequence[str], env: Mapping[str, str], cwd: str, stdout: int, stderr: int, inherit: Sequence[int]
+    argv: Sequence[str], env: Mapping[str, str], cwd: str, output: tuple[int, int], inherit: Sequence[int]
 ) -> Process:
-    """Exec argv in a session of its own with umask 077 and only the given descriptors. Raises OSError where exec fails.
+    """Exec argv in a session of its own with umask 077 and only the given descriptors.
+
+    output: its stdout and stderr; inherit: further descriptors it keeps. Raises OSError where exec fails.
 
     Must be called from the main thread: a parent-death signal or a lease must not hang on a passing thread.
     """
@@ -280,8 +291,8 @@ def spawn(
         env=dict(env),
         cwd=cwd,
         stdin=subprocess.DEVNULL,
-        stdout=stdout,
-        stderr=stderr,
+        stdout=output[0],
+        stderr=output[1],
         start_new_session=True,
         umask=0o077,
         pass_fds=tuple(inherit),
@@ -296,160 +307,6 @@ def spawn(
     return process
 
 
-@dataclass(frozen=True, slots=True)
-class Seen:
-    """A live process in a scan; cookie is set only for processes whose environment we may read."""
-
-    stat: Stat
-    uid: int
-    cookie: Cookie | None
-    environ: bytes = b""
-
-    @property
-    def pid(self) -> int:
-        return self.stat.pid
-
-
-def scan() -> list[Seen]:
-    """Every live process but ourselves and our ancestors (about 1 ms per 76). Zombies are left out."""
-    own = _ancestors()
-    seen = []
-    for pid in pids():
-        stat = read_stat(pid) if pid not in own else None
-        if stat is None or stat.dead:
-            continue
-        uid = uid_of(pid)
-        if uid is None:
-            continue
-        environ = _environ(pid) if uid == os.geteuid() else b""
-        seen.append(Seen(stat, uid, _cookie_in(environ), environ))
-    return seen
-
-
-def pids() -> Iterable[int]:
-    """Every pid of this namespace."""
-    if not LINUX:
-        import psutil  # noqa: PLC0415
-
-        return psutil.pids()
-    return [int(name) for name in os.listdir("/proc") if name.isdecimal()]
-
-
-def _ancestors() -> set[int]:
-    """Ourselves and everybody above us: nothing of ours, whatever their environment says."""
-    chain, pid = {0, 1}, os.getpid()
-    while pid not in chain:
-        chain.add(pid)
-        stat = read_stat(pid)
-        pid = stat.ppid if stat else 0
-    return chain
-
-
-def _environ(pid: int) -> bytes:
-    try:
-        if not LINUX:
-            import psutil  # noqa: PLC0415
-
-            return b"\0".join(f"{k}={v}".encode() for k, v in psutil.Process(pid).environ().items())
-        with open(f"/proc/{pid}/environ", "rb") as file:
-            return file.read()
-    except Exception as error:
-        if isinstance(error, OSError) or type(error).__module__.startswith("psutil"):
-            return b""
-        raise
-
-
-def variable(environ: bytes, name: str) -> str | None:
-    """The value of name in the text of an environment, or None."""
-    key = name.encode() + b"="
-    for entry in environ.split(b"\0"):
-        if entry.startswith(key):
-            return entry[len(key) :].decode("utf-8", "surrogateescape")
-    return None
-
-
-def _cookie_in(environ: bytes) -> Cookie | None:
-    if COOKIE_NAME.encode() not in environ:
-        return None
-    return Cookie.parse(variable(environ, COOKIE_NAME) or "")
-
-
-def tree(seen: Sequence[Seen], root: str, name: str, main: Process | None) -> list[Seen]:
-    """The processes of one Gateway: by cookie (of our uid), by the session of `main`, and by descent from either.
-
-    A session counts only while its number cannot have been reused: `main` is held, or its leader is a member by cookie.
-    """
-    members = {s.pid: s for s in seen if s.cookie and (s.cookie.root, s.cookie.name) == (root, name)}
-    sessions = {s.stat.session for s in members.values() if s.stat.session in members}
-    if main is not None and main.session == main.pid:
-        leader = next((s for s in seen if s.pid == main.pid), None)
-        if leader is None or leader.stat.ticks == main.identity.ticks:
-            sessions.add(main.pid)
-    if main is not None:
-        members |= {s.pid: s for s in seen if s.pid == main.pid and s.stat.ticks == main.identity.ticks}
-    members |= {s.pid: s for s in seen if s.stat.session in sessions}
-    grown = True
-    while grown:
-        more = {s.pid: s for s in seen if s.pid not in members and s.stat.ppid in members}
-        members |= more
-        grown = bool(more)
-    return list(members.values())
-
-
-def holds_open(pid: int, path: str) -> bool:
-    """Whether pid has path itself (same inode) open; False where it cannot be seen."""
-    try:
-        wanted = os.stat(path)
-        for fd in os.listdir(f"/proc/{pid}/fd"):
-            with contextlib.suppress(OSError):
-                if os.path.samestat(os.stat(f"/proc/{pid}/fd/{fd}"), wanted):
-                    return True
-    except OSError:
-        return False
-    return False
-
-
-def open_below(pid: int, directory: str, but: str) -> bool:
-    """Whether pid has a file below directory open that is not below `but`; False where it cannot be seen."""
-    prefix, other = (os.path.realpath(d).rstrip("/") + "/" for d in (directory, but))
-    try:
-        names = os.listdir(f"/proc/{pid}/fd")
-    except OSError:
-        return False
-    for fd in names:
-        with contextlib.suppress(OSError):
-            path = os.readlink(f"/proc/{pid}/fd/{fd}")
-            if path.startswith(prefix) and not path.startswith(other):
-                return True
-    return False
-
-
-def command_line(pid: int) -> str | None:
-    """The command of pid as one line, or None where it cannot be seen."""
-    try:
-        if not LINUX:
-            import psutil  # noqa: PLC0415
-
-            return " ".join(psutil.Process(pid).cmdline()) or None
-        with open(f"/proc/{pid}/cmdline", "rb") as file:
-            return file.read().rstrip(b"\0").replace(b"\0", b" ").decode("utf-8", "replace") or None
-    except Exception as error:
-        if isinstance(error, OSError) or type(error).__module__.startswith("psutil"):
-            return None
-        raise
-
-
-def memory_of(pids: Iterable[int]) -> int:
-    """The resident bytes of these processes together; those that are gone count 0."""
-    import psutil  # noqa: PLC0415  (6-8 ms of memory sweeps need it, a death does not)
-
-    total = 0
-    for pid in pids:
-        with contextlib.suppress(psutil.Error):
-            total += psutil.Process(pid).memory_info().rss
-    return total
-
-
 def stop_core_dumps() -> None:
     """No core files: they would hold the memory of conversations and keys."""
     import resource  # noqa: PLC0415
@@ -461,13 +318,3 @@ def stop_core_dumps() -> None:
 def is_no_exec(error: OSError) -> bool:
     """Whether a spawn failed for a reason no retry can help."""
     return error.errno in (errno.ENOENT, errno.EACCES, errno.ENOEXEC, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG)
-
-
-def thread_states(pid: int) -> list[str]:
-    """The state letter of each thread of pid; empty where they cannot be seen."""
-    states = []
-    with contextlib.suppress(OSError):
-        for task in os.listdir(f"/proc/{pid}/task"):
-            with contextlib.suppress(OSError), open(f"/proc/{pid}/task/{task}/stat", "rb") as file:
-                states.append(file.read().rpartition(b")")[2].split()[0].decode("ascii"))
-    return states

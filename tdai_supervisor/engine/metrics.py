@@ -1,0 +1,49 @@
+"""What the daemon counts, as OpenMetrics text (https://prometheus.io/docs/specs/om/open_metrics_spec/)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from tdai_supervisor.decide.model import State
+from tdai_supervisor.engine.gateway import Gateway
+
+Sample = tuple[Mapping[str, str], float]
+
+
+def text(gateways: Iterable[Gateway], now: float, spools: Iterable[Sample]) -> str:
+    """The whole exposition; now is loop time, spools are bytes waiting by profile."""
+    every = list(gateways)
+    lines: list[str] = []
+
+    def family(name: str, kind: str, help_: str, samples: Iterable[Sample]) -> None:
+        lines.append(f"# TYPE {name} {kind}")
+        lines.append(f"# HELP {name} {help_}")
+        suffix = "_total" if kind == "counter" else ""
+        lines.extend(f"{name}{suffix}{_labels(labels)} {value:g}" for labels, value in samples)
+
+    def each(value: str) -> dict[str, str]:
+        return {"gateway": value}
+
+    family("tdai_gateway_up", "gauge", "1 while READY", [(each(g.name), g.state is State.READY) for g in every])
+    states = [({"gateway": g.name, "state": str(s)}, g.state is s) for g in every for s in State]
+    family("tdai_gateway_state", "gauge", "1 for the present state", states)
+    starts = [({"gateway": g.name, "cause": cause}, n) for g in every for cause, n in g.starts.items()]
+    family("tdai_gateway_starts", "counter", "Spawns by cause", starts)
+    probes = [(each(g.name), g.health.latency) for g in every if g.health.latency is not None]
+    family("tdai_gateway_probe_seconds", "gauge", "Latency of the last complete answer", probes)
+    waits = [(each(g.name), max(0.0, g.next_try - now) if g.next_try is not None else 0.0) for g in every]
+    family("tdai_gateway_backoff_seconds", "gauge", "Until the next try", waits)
+    memory = [(each(g.name), g.life.memory) for g in every if g.life is not None and g.life.memory is not None]
+    family("tdai_gateway_memory_bytes", "gauge", "Resident memory of the tree", memory)
+    family("tdai_adoptions", "counter", "Gateways adopted by this daemon", [(each(g.name), g.adoptions) for g in every])
+    lost = [(each(g.name), sum(log.lost for log in g.guards.logs.values())) for g in every]
+    family("tdai_gateway_log_lost_bytes", "counter", "Log bytes that no backup holds", lost)
+    family("tdai_spool_bytes", "gauge", "Bytes in the registered spools", spools)
+    return "\n".join([*lines, "# EOF", ""])
+
+
+def _labels(labels: Mapping[str, str]) -> str:
+    def quoted(value: str) -> str:
+        return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+
+    return "{" + ",".join(f'{key}="{quoted(value)}"' for key, value in labels.items()) + "}"
