@@ -14,7 +14,6 @@ from typing import Any
 from tdai_supervisor.decide import paths
 
 MAX_REPLY = 4 * 1024 * 1024
-SUN_PATH = 100  # bytes that fit in a socket address everywhere (108 on Linux, 104 on macOS)
 
 
 class NoAnswerError(Exception):
@@ -32,7 +31,7 @@ def connect(root: str, timeout: float) -> socket.socket:
     directory = -1
     try:
         connection.settimeout(timeout)
-        if len(os.fsencode(path)) > SUN_PATH:
+        if len(os.fsencode(path)) > paths.SUN_PATH:
             # A socket address is short: a long root is reached through a descriptor of its directory.
             directory = os.open(os.path.dirname(path), os.O_RDONLY | os.O_DIRECTORY)
             path = f"/proc/self/fd/{directory}/{os.path.basename(path)}"
@@ -106,7 +105,7 @@ def read_text(path: str) -> str | None:
 
 
 def process_state(pid: Any, ticks: Any) -> str | None:
-    """The state letter of a recorded process ("T" stopped, "Z" zombie …), or None where it is provably another or gone."""
+    """The state letter of a recorded process ("T" stopped, "Z" zombie), or None where it is another or gone."""
     try:
         with open(f"/proc/{int(pid)}/stat", "rb") as file:
             fields = file.read().rpartition(b")")[2].split()
@@ -158,7 +157,7 @@ def record_process_lives(record: dict[str, Any]) -> bool:
 
 def probe(host: str, port: int, timeout: float) -> str | None:
     """Ask /health once, bounded in total; None when it answers 200, else what is wrong."""
-    target = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    target = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104  (compared, not bound)
     deadline = time.monotonic() + timeout
     try:
         with socket.create_connection((target, port), timeout) as connection:

@@ -30,9 +30,7 @@ def start(root: str, name: str | None, *, wait: bool, timeout: float | None, tak
         if owner is None or owner.get("keeper_gone"):
             _bring_up(root)
     except settings.SettingsError as error:
-        return failure(
-            "start", "settings", str(error), "try `memory-tencentdb-ctl config path`", envelope.NOT_CONFIGURED
-        )
+        return failure("start", "settings", str(error), "fix supervisor.toml in the root", envelope.NOT_CONFIGURED)
     except PermissionError as error:
         return _not_permitted("start", root, error)
     except (OSError, RuntimeError) as error:
@@ -252,8 +250,17 @@ def _not_permitted(command: str, root: str, error: PermissionError) -> Result:
     return failure(command, "not-permitted", message, "try as the user who owns it", envelope.NOT_PERMITTED)
 
 
-def daemon(root: str, keeper: str) -> int:
-    """Run the daemon in this process; its exit code."""
+def daemon(root: str, keeper: str) -> Result:
+    """Run the daemon in this process, until it is told to go."""
     from tdai_supervisor.engine import entry
 
-    return entry.main(root, keeper)
+    try:
+        code, why = entry.main(root, keeper)
+    except PermissionError as error:
+        return _not_permitted("run the daemon", root, error)._replace(command="daemon")
+    except OSError as error:
+        message = f"cannot run the daemon: {error.filename or root}: {error.strerror or error}"
+        return failure("daemon", "no-root", message, "try another --root")
+    if code:
+        return failure("daemon", "held" if code == envelope.HELD else "failed", why or "", None, code)
+    return Result("daemon")

@@ -1,7 +1,7 @@
 """Verbs that look: status, health, logs, version. They never start, signal or write anything.
 
-Invariants: `status` answers within 2 s in every broken state and, with a living daemon, imports neither asyncio nor psutil
-nor filelock.
+Invariants: `status` answers within 2 s in every broken state and, with a living daemon, imports neither asyncio nor
+psutil nor filelock.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What is executed for a Gateway: its command line and its environment.
 
-Invariants: values are resolved first and set by us; an inherited TDAI_GATEWAY_* or TDAI_DATA_DIR never reaches the child;
-proxies stay (the child's LLM may need them); `env` of the settings is laid over everything but the cookie.
+Invariants: values are resolved first and set by us; an inherited TDAI_GATEWAY_* or TDAI_DATA_DIR never reaches the
+child; proxies stay (the child's LLM may need them); `env` of the settings is laid over everything but the cookie.
 """
 
 from __future__ import annotations

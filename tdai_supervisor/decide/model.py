@@ -1,7 +1,7 @@
 """The words of the project as types.
 
-Invariants: want and state are different fields; a pid alone never names a process (see Identity); "unknown" is an answer
-of its own and never counts as "gone".
+Invariants: want and state are different fields; a pid alone never names a process (see Identity); "unknown" is an
+answer of its own and never counts as "gone".
 """
 
 from __future__ import annotations
@@ -83,7 +83,8 @@ class Verdict(StrEnum):
 class Identity:
     """A process beyond doubt: pid and start ticks on one boot in one pid namespace, and its user.
 
-    ticks is field 22 of /proc/PID/stat (clock ticks since boot): unlike create times it does not move with the wall clock.
+    ticks is field 22 of /proc/PID/stat (clock ticks since boot): unlike create times it does not move with the wall
+    clock.
     """
 
     pid: int

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from os.path import join
 
+SUN_PATH = 100  # bytes of a socket address that fit everywhere (108 on Linux, 104 on macOS)
+
 
 def run(root: str) -> str:
     """The directory of everything that describes the present: locks, socket, pidfiles, records, wants, keys."""

@@ -1,7 +1,7 @@
 """supervisor.toml and the environment become Settings, each value with its origin.
 
-Invariants: pure (the file text, the environment and an `exists` test are passed in); an unknown key or a wrong type is an
-error that names the key, never a default taken silently; an explicit TDAI_LLM_* beats MEMORY_TENCENTDB_LLM_*; the
+Invariants: pure (the file text, the environment and an `exists` test are passed in); an unknown key or a wrong type is
+an error that names the key, never a default taken silently; an explicit TDAI_LLM_* beats MEMORY_TENCENTDB_LLM_*; the
 environment names of one Gateway (host, port, data directory, key, command) speak of "default" only.
 """
 
@@ -15,18 +15,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from tdai_supervisor.decide import checks
+from tdai_supervisor.decide.checks import SettingsError
+
 DEFAULT_PORT = 8420
 ENVIRONMENT_NAMES = re.compile(r"(MEMORY_TENCENTDB|TDAI)_[A-Z0-9_]+|HERMES_HOME|HERMES_AGENT_DIR")
 LLM_NAMES = ("API_KEY", "BASE_URL", "MODEL")
 RESERVED_NAMES = frozenset({"all", "control", "daemon", "environment", "keeper", "supervisor", "supervisord"})
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}")
-_SIZE = re.compile(r"(\d+)\s*([KMG]?)(i?)B?", re.IGNORECASE)
 
 Kind = Literal["auto", "node", "embedded", "command"]
-
-
-class SettingsError(ValueError):
-    """The settings cannot be used; the message names the key and the way out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,18 +110,18 @@ def load(root: str, text: str, env: Mapping[str, str], exists: Callable[[str], b
         document = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise SettingsError(f"cannot read supervisor.toml: {error}") from None
-    _known(document, ("gateway", "policy", "notify"), "")
-    tables = _table(document, "gateway")
+    checks.known(document, ("gateway", "policy", "notify"), "")
+    tables = checks.table(document, "gateway")
     home = env.get("HOME") or os.path.expanduser("~")
     origins: dict[str, str] = {}
     warnings: list[str] = []
     gateways = {}
     for name in dict.fromkeys(["default", *tables]):
-        table = _table(tables, name, "gateway.")
+        table = checks.table(tables, name, "gateway.")
         gateways[check_name(name)] = _gateway(_Source(name, table, env, home, root, exists, origins, warnings))
     _distinct(gateways)
-    policy = _policy(_table(document, "policy"), origins)
-    notify = _strings(document.get("notify", []), "notify")
+    policy = _policy(checks.table(document, "policy"), origins)
+    notify = checks.strings(document.get("notify", []), "notify")
     return Settings(
         root=root,
         gateways=gateways,
@@ -167,7 +165,7 @@ class _Source:
 
 
 def _gateway(source: _Source) -> GatewaySettings:
-    _known(source.table, [f for f in _KEYS], f"gateway.{source.name}.")
+    checks.known(source.table, list(_KEYS), f"gateway.{source.name}.")
     values: dict[str, Any] = {}
     for key, check in _KEYS.items():
         if key in source.table:
@@ -280,12 +278,12 @@ def _llm(env: Mapping[str, str]) -> dict[str, str]:
 
 
 def _policy(table: Mapping[str, Any], origins: dict[str, str]) -> Policy:
-    checks: dict[str, Callable[[Any, str], Any]] = dict.fromkeys(Policy.__slots__, _seconds)
-    checks["death_budget"] = _count
-    _known(table, list(checks), "policy.")
+    kinds: dict[str, Callable[[Any, str], Any]] = dict.fromkeys(Policy.__slots__, checks.seconds)
+    kinds["death_budget"] = checks.count
+    checks.known(table, list(kinds), "policy.")
     for key in table:
         origins[f"policy.{key}"] = "supervisor.toml"
-    return Policy(**{key: checks[key](value, f"policy.{key}") for key, value in table.items()})
+    return Policy(**{key: kinds[key](value, f"policy.{key}") for key, value in table.items()})
 
 
 def _distinct(gateways: Mapping[str, GatewaySettings]) -> None:
@@ -307,118 +305,23 @@ def _absolute(text: str, home: str) -> str:
     return os.path.normpath(os.path.join(home, text))
 
 
-def _known(table: Mapping[str, Any], known: tuple[str, ...] | list[str], prefix: str) -> None:
-    for key in table:
-        if key not in known:
-            import difflib  # noqa: PLC0415  (only a mistake pays for it)
-
-            close = difflib.get_close_matches(key, known, 1)
-            hint = f"; did you mean {prefix}{close[0]}?" if close else f"; known are {', '.join(known)}"
-            raise SettingsError(f"cannot use supervisor.toml: unknown key {prefix}{key}{hint}")
-
-
-def _table(parent: Mapping[str, Any], key: str, prefix: str = "") -> Mapping[str, Any]:
-    value = parent.get(key, {})
-    if not isinstance(value, dict):
-        raise SettingsError(f"cannot use supervisor.toml: {prefix}{key} must be a table, like [{prefix}{key}]")
-    return value
-
-
-def _wrong(key: str, need: str, value: Any) -> SettingsError:
-    return SettingsError(f"cannot use supervisor.toml: {key} must be {need}, not {value!r}")
-
-
-def _seconds(value: Any, key: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= 86400 * 365:
-        raise _wrong(key, "a positive number of seconds", value)
-    return float(value)
-
-
-def _count(value: Any, key: str) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise _wrong(key, "a whole number of at least 1", value)
-    return value
-
-
-def _backups(value: Any, key: str) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= 100:
-        raise _wrong(key, "a whole number, 0 to 100", value)
-    return value
-
-
-def _size(value: Any, key: str) -> int:
-    if isinstance(value, int) and not isinstance(value, bool) and value > 0:
-        return value
-    match = _SIZE.fullmatch(value.strip()) if isinstance(value, str) else None
-    if not match or int(match[1]) < 1:
-        raise _wrong(key, 'a size such as 5242880 or "5MiB"', value)
-    base = 1024 if match[3] or not match[2] else 1000
-    return int(match[1]) * int(base ** ("KMG".index(match[2].upper()) + 1) if match[2] else 1)
-
-
-def _text(value: Any, key: str) -> str:
-    if not isinstance(value, str) or not value.strip() or "\0" in value:
-        raise _wrong(key, "a text that is not empty", value)
-    return value.strip()
-
-
-def _flag(value: Any, key: str) -> bool:
-    if not isinstance(value, bool):
-        raise _wrong(key, "true or false", value)
-    return value
-
-
-def _port(value: Any, key: str) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= 65535:
-        raise _wrong(key, "a port, 1 to 65535", value)
-    return value
-
-
-def _strings(value: Any, key: str) -> tuple[str, ...]:
-    if not isinstance(value, list) or not all(isinstance(x, str) and "\0" not in x for x in value):
-        raise _wrong(key, 'a list of texts, like ["program", "argument"]', value)
-    return tuple(value)
-
-
-def _command(value: Any, key: str) -> tuple[str, ...]:
-    words = _strings(value, key)
-    if not words or not words[0]:
-        raise _wrong(key, 'a list of texts, like ["program", "argument"]', value)
-    return words
-
-
-def _environment(value: Any, key: str) -> dict[str, str]:
-    if not isinstance(value, dict) or not all(isinstance(v, str) and "\0" not in v for v in value.values()):
-        raise _wrong(key, 'a table of texts, like { NAME = "value" }', value)
-    return dict(value)
-
-
-def _choice(*allowed: str) -> Callable[[Any, str], str]:
-    def check(value: Any, key: str) -> str:
-        if value not in allowed:
-            raise _wrong(key, "one of " + ", ".join(f'"{a}"' for a in allowed), value)
-        return str(value)
-
-    return check
-
-
 _KEYS: dict[str, Callable[[Any, str], Any]] = {
-    "kind": _choice("auto", "node", "embedded", "command"),
-    "host": _text,
-    "port": _port,
-    "data_dir": _text,
-    "command": _command,
-    "env": _environment,
-    "node": _text,
-    "auth": _choice("auto", "off"),
-    "startup_timeout": _seconds,
-    "probe_interval": _seconds,
-    "probe_deadline": _seconds,
-    "hang_after": _seconds,
-    "busy_limit": _seconds,
-    "kill_delay": _seconds,
-    "memory_limit": _size,
-    "log_max_bytes": _size,
-    "log_backups": _backups,
-    "hold_while_llm_down": _flag,
+    "kind": checks.choice("auto", "node", "embedded", "command"),
+    "host": checks.text,
+    "port": checks.port,
+    "data_dir": checks.text,
+    "command": checks.command,
+    "env": checks.environment,
+    "node": checks.text,
+    "auth": checks.choice("auto", "off"),
+    "startup_timeout": checks.seconds,
+    "probe_interval": checks.seconds,
+    "probe_deadline": checks.seconds,
+    "hang_after": checks.seconds,
+    "busy_limit": checks.seconds,
+    "kill_delay": checks.seconds,
+    "memory_limit": checks.size,
+    "log_max_bytes": checks.size,
+    "log_backups": checks.backups,
+    "hold_while_llm_down": checks.flag,
 }

@@ -1,8 +1,8 @@
 """The probe window of one life: when it was asked, when it answered, what the silence means.
 
-Invariants: pure, a fold over times that are passed in (monotonic seconds); one probe at a time; only a complete answer ends
-a silence; when we ourselves were late by more than a second the silence starts again, because it may have been ours;
-while starting only startup_timeout counts.
+Invariants: pure, a fold over times that are passed in (monotonic seconds); one probe at a time; only a complete answer
+ends a silence; when we ourselves were late by more than a second the silence starts again, because it may have been
+ours; while starting only startup_timeout counts.
 """
 
 from __future__ import annotations

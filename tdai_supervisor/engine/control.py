@@ -1,8 +1,8 @@
 """The control socket: one JSON line in, one JSON line out.
 
-Invariants: 0600 and only our own uid (or root) is answered; a request is at most 64 KiB and must come within 5 s; a bad or
-huge one costs its own connection and nothing else; a live socket of another daemon is never unlinked (we bind only while
-holding the supervisor lock).
+Invariants: 0600 and only our own uid (or root) is answered; a request is at most 64 KiB and must come within 5 s; a
+bad or huge one costs its own connection and nothing else; a live socket of another daemon is never unlinked (we bind
+only while holding the supervisor lock).
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ import struct
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from tdai_supervisor.client import SUN_PATH
 from tdai_supervisor.decide import paths
 
 log = logging.getLogger("tdai_supervisor")
@@ -28,7 +27,7 @@ Handler = Callable[[dict[str, Any]], Awaitable[dict[str, Any]]]
 
 
 def listen(root: str) -> socket.socket:
-    """The bound control socket of a root; what lies at its path is removed first. Call only under the supervisor lock."""
+    """The bound control socket of a root, what lay there removed. Call only under the supervisor lock."""
     path = paths.socket(root)
     directory = os.open(os.path.dirname(path), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -36,7 +35,7 @@ def listen(root: str) -> socket.socket:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(path)
         short = path
-        if len(os.fsencode(path)) > SUN_PATH:
+        if len(os.fsencode(path)) > paths.SUN_PATH:
             short = f"/proc/self/fd/{directory}/{os.path.basename(path)}"
         before = os.umask(0o177)
         try:

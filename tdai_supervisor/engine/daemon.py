@@ -70,6 +70,7 @@ class Daemon:
         self.started_at = time.time()
         self.lock = SupervisorLock(paths.lock(root))
         self.alerts = Alerts(())
+        self.failure: str | None = None  # why run() could not own the root
         self.leaving = False
         self.reloading = False
         self._finish = asyncio.Event()
@@ -99,7 +100,7 @@ class Daemon:
         try:
             self.load()
         except SettingsError as error:
-            log.error("%s", error)
+            self.failure = str(error)
             self.lock.release()
             return EXIT_NOT_CONFIGURED
         loop = asyncio.get_running_loop()
@@ -125,11 +126,10 @@ class Daemon:
             if inherited is not None:
                 self.lock.inherit(int(inherited))
             elif not self.lock.acquire(wait):
-                holder = self._holder()
-                log.error("cannot own %s: %s holds it; try `memory-tencentdb-ctl status`", self.root, holder)
+                self.failure = f"cannot own {self.root}: {self._holder()} holds it"
                 return EXIT_HELD
         except LockUnsupportedError as error:
-            log.error("cannot lock %s: %s; put the root on a local file system", self.root, error.strerror)
+            self.failure = f"cannot lock {self.root}: {error.strerror}; put the root on a local file system"
             return EXIT_FAILED
         return None
 
@@ -181,6 +181,8 @@ class Daemon:
         """End every Gateway; the persisted wants stay what they are."""
         for gateway in self.gateways.values():
             gateway.want = Want.DOWN
+            if gateway.state is State.STOPPED:
+                continue
             gateway.fire(Event.DOWN, "the daemon was asked to end")
         forever = float("inf")
         for gateway in self.gateways.values():
@@ -222,7 +224,7 @@ class Daemon:
         self.worker.close()
         os.environ[LOCK_FD] = str(self.lock.hand_on())
         log.info("Re-executing")
-        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
+        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])  # noqa: S606  (same program, same pid)
 
     # -- upkeep ----------------------------------------------------------------------------------------------------
 
@@ -243,7 +245,7 @@ class Daemon:
                 await self._check_intact()
 
     async def _check_intact(self) -> None:
-        """Put back what somebody removed: a lost lock file would let a second daemon in, a lost socket locks users out."""
+        """Put back what was removed: a lost lock file lets a second daemon in, a lost socket locks users out."""
         if not self.lock.intact():
             log.warning("%s was removed or replaced: locking it again", paths.lock(self.root))
             again = SupervisorLock(paths.lock(self.root))
@@ -252,7 +254,7 @@ class Daemon:
                 return self.finish(leave=True)
             self.lock.release()
             self.lock = again
-        if not os.path.lexists(paths.pidfile(self.root)):
+        if not os.path.lexists(paths.pidfile(self.root)):  # noqa: ASYNC240  (a stat on a local file)
             self._write_pidfile()
         await self._check_socket()
         return None

@@ -1,8 +1,8 @@
 """Rule 10: end a tree, and say so only when nobody is left.
 
 Invariants: the members are found again before every round, by cookie, session and descent; one TERM per process ever,
-followed by CONT so that a stopped one can act on it; KILL only after kill_delay; it is over when a scan finds nobody and
-the lease is free (the port of a dead process is free by then; a stranger who takes it is not waited for).
+followed by CONT so that a stopped one can act on it; KILL only after kill_delay; it is over when a scan finds nobody
+and the lease is free (the port of a dead process is free by then; a stranger who takes it is not waited for).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """How a process becomes the daemon, and how `stop` does the daemon's work once where there is none.
 
-Invariants: our own log lies over descriptors 1 and 2 before anything can write to them (a keeper's pipe may be gone); no
-core files; umask 077.
+Invariants: our own log lies over descriptors 1 and 2 before anything can write to them (a keeper's pipe may be gone);
+no core files; umask 077.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tdai_supervisor.host import disk, process
 
 
 def prepare(root: str, keeper: str) -> None:
-    """Make this process fit to be the daemon: private files, no core dumps, a log of its own where a keeper holds it."""
+    """Make this process fit to be the daemon: private files, no core dumps, a log of its own under a keeper."""
     os.umask(0o077)
     process.stop_core_dumps()
     disk.private_dir(root)
@@ -44,18 +44,22 @@ def environment(root: str, keeper: str) -> dict[str, str]:
     return own | kept_environment(root)
 
 
-def main(root: str, keeper: str) -> int:
-    """Run the daemon on root; its exit code. keeper: supervisord, systemd-user, systemd-system or none."""
+def main(root: str, keeper: str) -> tuple[int, str | None]:
+    """Run the daemon on root; its exit code, and what it could not do. keeper: see the contract's words."""
     prepare(root, keeper)
 
-    async def run() -> int:
-        return await Daemon(root, environment(root, keeper), keeper).run()
+    async def run() -> tuple[int, str | None]:
+        daemon = Daemon(root, environment(root, keeper), keeper)
+        code = await daemon.run()
+        if daemon.failure is not None and keeper != "none":
+            logging.getLogger("tdai_supervisor").error("%s", daemon.failure)
+        return code, daemon.failure
 
     return asyncio.run(run())
 
 
 def stop_once(root: str, name: str | None, env: Mapping[str, str], lock_wait: float) -> dict[str, Any] | int:
-    """End Gateways where no daemon lives: lock, look, end, verify. The reply of `stop`, or the exit code of a failure."""
+    """End Gateways where no daemon lives: lock, look, end, verify. The reply of `stop`, or a failure's exit code."""
 
     async def run() -> dict[str, Any] | int:
         daemon = Daemon(root, dict(env), "none")

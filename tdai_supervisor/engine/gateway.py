@@ -1,8 +1,7 @@
 """One Gateway under its owner: observe, ask the table, act. The only place that acts.
 
-Invariants: events are taken one at a time, in order (`fire` queues); every change of state goes through the table and
-leaves a cause; what comes from an earlier life, claim or wait is recognised and dropped; between the report of a death
-and the spawn nothing waits for a disk.
+Invariants: what comes from an earlier life or claim is recognised and dropped; a child is spawned only with the lease
+in hand; between the report of a death and the spawn nothing waits for a disk.
 """
 
 from __future__ import annotations
@@ -13,8 +12,6 @@ import logging
 import os
 import random
 import sys
-import time
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -23,6 +20,7 @@ from tdai_supervisor.decide import launch, policy
 from tdai_supervisor.decide.model import Action, Cookie, Event, Exit, Identity, Origin, State, Want
 from tdai_supervisor.decide.settings import DEFAULT_PORT, GatewaySettings, Settings
 from tdai_supervisor.decide.table import step
+from tdai_supervisor.engine.automaton import TOLD, Automaton, wall
 from tdai_supervisor.engine.claiming import Claiming, Found
 from tdai_supervisor.engine.ending import Ending
 from tdai_supervisor.engine.guards import Guards
@@ -35,8 +33,12 @@ from tdai_supervisor.host.locks import Lease
 
 log = logging.getLogger("tdai_supervisor")
 BLOCKED_RECHECK = 5.0  # s
+# The venv itself, not a link to it: an upgrade switches the link, and a living Gateway must not import from another
+# venv.
+PYTHON = (
+    os.path.join(os.path.realpath(sys.prefix), "bin", "python") if sys.prefix != sys.base_prefix else sys.executable
+)
 TAIL_LINES = 20  # of the log, to name a cause
-TOLD = (Event.TAKEN, Event.HELD, Event.SILENT)  # a new cause of these is news even where the state stays
 
 
 @dataclass(frozen=True)
@@ -69,19 +71,18 @@ class Ordered:
     take_over: bool = False
 
 
-class Gateway:
+class Gateway(Automaton):
     """State, want and everything known about one Gateway. `fire` is the only way to change it."""
 
     def __init__(self, shared: Shared, settings: GatewaySettings, record: dict[str, Any] | None) -> None:
         self.shared, self.settings = shared, settings
-        self.name, self.root = settings.name, shared.settings.root
+        super().__init__(settings.name)
+        self.root = shared.settings.root
         self.want = Want.DOWN
-        self.state, self.cause, self.since = State.STOPPED, "not started yet", wall()
         self.life: Life | None = None
         self.hold: str | None = None
         self.last_exit: LastExit | None = None
         self.deaths = policy.Deaths()
-        self.next_try: float | None = None  # loop time
         self.adoptions = 0
         self.starts: dict[str, int] = {}  # by cause, for metrics
         last = record or {}
@@ -94,7 +95,6 @@ class Gateway:
         self.lease = Lease(settings.data_dir)
         self.log_fds: list[int] = []
         self.guards = Guards(self)
-        self.loop = asyncio.get_running_loop()
         self._next: GatewaySettings | None = None  # changed settings, for the next life
         self._claiming = Claiming(self)
         self._look: asyncio.Task[None] | None = None
@@ -103,103 +103,37 @@ class Gateway:
         self._quick = False  # our own child has just died: the quick claim will do
         self._ordered: Ordered | None = None
         self._ending: asyncio.Task[None] | None = None
-        self._timer: asyncio.TimerHandle | None = None
-        self._delay = 0.0
-        self._events: deque[tuple[Event, str]] = deque()
-        self._pumping = False
-        self._changed = asyncio.Event()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._delay = 0.0  # of the next WAIT
 
-    # -- events ----------------------------------------------------------------------------------------------------
+    def act(self, action: Action, event: Event, cause: str) -> None:
+        """Do one action of the table."""
+        if action is Action.CLAIM:
+            self._claim()
+        elif action is Action.SPAWN:
+            self._spawn()
+        elif action is Action.WATCH:
+            self._watch()
+        elif action is Action.WAIT:
+            self.wait(BLOCKED_RECHECK if self.state is State.BLOCKED else self._delay)
+        elif action is Action.PARDON:
+            self.deaths = policy.Deaths()
+        elif action is Action.END:
+            self._end(Ordered(cause, counted=event is Event.UNFIT, take_over=event is Event.TAKE_OVER))
 
-    def fire(self, event: Event, cause: str) -> None:
-        """Take an event: next state, then its actions. Events fired by an action wait for their turn."""
-        self._events.append((event, cause))
-        if self._pumping:
-            return
-        self._pumping = True
-        try:
-            while self._events:
-                self._step(*self._events.popleft())
-        finally:
-            self._pumping = False
-        self.changed()
-
-    def changed(self) -> None:
-        """Publish what is true now and wake who waits for it."""
-        self.shared.publish(self)
-        self._changed.set()
-        self._changed = asyncio.Event()
-
-    def _step(self, event: Event, cause: str) -> None:
-        cell = step(self.state, event)
-        before = self.state
-        if cell.state is not before:
-            self._enter(cell.state)
-        if cell.state is not before or (event in TOLD and cause != self.cause):
-            self.cause = cause
-            entry = {"from": str(before), "to": str(cell.state), "event": str(event), "cause": cause}
-            self.shared.journal(self, entry)
-            log.info("Gateway %s: %s -> %s: %s", self.name, before, cell.state, cause)
-        if Action.END in cell.actions:
-            self._ordered = Ordered(cause, counted=event is Event.UNFIT, take_over=event is Event.TAKE_OVER)
-        for action in cell.actions:
-            self._act(action)
-
-    def _enter(self, state: State) -> None:
-        self.state, self.since = state, wall()
+    def entered(self, state: State) -> None:
+        """A hold belongs to UNREADY; how long it was READY begins with the first READY of a life."""
         if state is State.READY and self.life is not None and self.life.ready_at is None:
             self.life.ready_at = self.loop.time()
         if state is not State.UNREADY:
             self.hold = None
-        self._forget_timer()
 
-    def _act(self, action: Action) -> None:
-        acts = {Action.CLAIM: self._claim, Action.SPAWN: self._spawn, Action.WATCH: self._watch}
-        acts |= {Action.END: self._end, Action.WAIT: self._wait, Action.PARDON: self._pardon}
-        acts[action]()
+    def publish(self) -> None:
+        """Record and status line."""
+        self.shared.publish(self)
 
-    def _pardon(self) -> None:
-        self.deaths = policy.Deaths()
-
-    def _wait(self) -> None:
-        delay = BLOCKED_RECHECK if self.state is State.BLOCKED else self._delay
-        self._forget_timer()
-        self.next_try = self.loop.time() + delay
-        self._timer = self.loop.call_later(delay, self._wait_is_over)
-
-    def _wait_is_over(self) -> None:
-        self._forget_timer()
-        self.fire(Event.TIMER, "the wait is over")
-
-    def _forget_timer(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        self._timer, self.next_try = None, None
-
-    async def settled(self, done: Callable[[], bool], deadline: float) -> bool:
-        """Whether done() became true before the loop time deadline; it is asked after every change."""
-        while not done():
-            changed = self._changed
-            try:
-                async with asyncio.timeout_at(deadline):
-                    await changed.wait()
-            except TimeoutError:
-                return done()
-        return True
-
-    def task(self, coroutine: Any) -> asyncio.Task[None]:
-        """Run a coroutine of this Gateway; what it raises reaches the loop's exception handler."""
-        task: asyncio.Task[None] = self.loop.create_task(coroutine)
-        self._tasks.add(task)  # the loop itself only holds tasks weakly
-        task.add_done_callback(self._task_done)
-        return task
-
-    def _task_done(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            context = {"message": f"Gateway {self.name}: a task failed", "exception": error}
-            self.loop.call_exception_handler(context)
+    def note(self, entry: dict[str, Any]) -> None:
+        """Journal, subscribers, notify."""
+        self.shared.journal(self, entry)
 
     # -- claim, spawn, watch ---------------------------------------------------------------------------------------
 
@@ -266,7 +200,7 @@ class Gateway:
         env = launch.environment(
             os.environ, self.settings, port=found.port, key=found.key, cookie=cookie, llm=self.shared.settings.llm
         )
-        argv = launch.command_line(found.kind, self.settings, sys.executable, found.node)
+        argv = launch.command_line(found.kind, self.settings, PYTHON, found.node)
         try:
             out, err = self.log_fds
             main = process.spawn(argv, env, found.cwd, (out, err), (found.lease,))
@@ -396,7 +330,8 @@ class Gateway:
 
     # -- end -------------------------------------------------------------------------------------------------------
 
-    def _end(self) -> None:
+    def _end(self, ordered: Ordered) -> None:
+        self._ordered = ordered
         self._drop_found()
         if self.life is not None:
             self.life.stop_probing()
@@ -471,12 +406,7 @@ class Gateway:
     def detach(self) -> None:
         """Let everything go without touching the Gateway: the daemon leaves, the next one adopts."""
         self._drop_found()
-        self._forget_timer()
+        self.forget_timer()
         self.guards.close()
         self._release()
         self.close_logs()
-
-
-def wall() -> float:
-    """Seconds since the epoch, for display only: nothing may use it to decide."""
-    return time.time()

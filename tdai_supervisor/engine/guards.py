@@ -1,7 +1,7 @@
-"""The guards of one Gateway: memory, logs, disk, LLM. They look; what they find goes through the table or becomes a hold.
+"""The guards of one Gateway: memory, logs, disk, LLM. What they find becomes an event or a hold.
 
-Invariants: the loop only does fstat; everything that may wait runs in the worker; each guard is visible in status; a full
-or read-only disk is a hold, never a restart.
+Invariants: the loop only does fstat; everything that may wait runs in the worker; each guard is visible in status; a
+full or read-only disk is a hold, never a restart.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """One life of a Gateway: a process from spawn or adoption to its end, and all that is known of it.
 
-Invariants: a life is its own token (what comes from another life is dropped by comparing the object); it never acts on the
-process; its death is reported once.
+Invariants: a life is its own token (what comes from another life is dropped by comparing the object); it never acts on
+the process; its death is reported once.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class Life:
         self.main.close()
 
     def _listener_is_ours(self) -> bool:
-        """Whether the port belongs to our tree; looked up at each answer until it is known, then only if that one died."""
+        """Whether the port belongs to our tree; once the listener is known, asked again only if it died."""
         if self.listener is not None and process.identify(self.listener.pid) == self.listener:
             return True
         found = ports.on(self._settings.host, self.port)

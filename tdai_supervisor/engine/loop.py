@@ -68,15 +68,19 @@ def on_death(process: Process, call: Callable[[], None]) -> Callable[[], None]:
             call()
 
     handle.append(loop.call_later(POLL_WITHOUT_PIDFD, poll))
-    return lambda: handle[0].cancel()
+
+    def cancel_timer() -> None:
+        handle[0].cancel()
+
+    return cancel_timer
 
 
-async def any_death(processes: Iterable[Process], timeout: float) -> None:
-    """Return when one of processes has died, or after timeout seconds."""
+async def any_death(processes: Iterable[Process], patience: float) -> None:
+    """Return when one of processes has died, or after patience seconds."""
     woken = asyncio.Event()
     cancels = [on_death(p, woken.set) for p in processes]
     try:
-        await asyncio.wait_for(woken.wait(), timeout)
+        await asyncio.wait_for(woken.wait(), patience)
     except TimeoutError:
         pass
     finally:

@@ -1,7 +1,7 @@
 """The probe loop of one live Gateway: ask, wait, judge.
 
-Invariants: one probe at a time, and it stays open until its answer is complete or a verdict falls; what a silence means is
-decided by decide.window alone.
+Invariants: one probe at a time, and it stays open until its answer is complete or a verdict falls; what a silence
+means is decided by decide.window alone.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Files of the root: private, replaced whole, never followed through a link.
 
-Invariants: files are created 0600 and directories 0700 whatever the umask; a reader sees an old or a new file, never half
-of one; what cannot be read is moved aside under a name, never overwritten.
+Invariants: files are created 0600 and directories 0700 whatever the umask; a reader sees an old or a new file, never
+half of one; what cannot be read is moved aside under a name, never overwritten.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Keepers: who keeps the daemon alive. Here supervisord; all keepers answer to the same few words.
 
-Invariants: a keeper is recognised by what it is (its command and working directory), never by a pidfile alone; it is brought
-up and ended only under the keeper lock; nothing of the environment is written into its configuration, so no character of
-a path or a key can break it.
+Invariants: a keeper is recognised by what it is (its command and working directory), never by a pidfile alone; it is
+brought up and ended only under the keeper lock; nothing of the environment is written into its configuration, so no
+character of a path or a key can break it.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class Supervisord:
         self.run = paths.run(root)
 
     def pid(self) -> int | None:
-        """The pid of the living supervisord of this root, found by its pidfile or, where that fails, among our processes."""
+        """The pid of the living supervisord of this root, by its pidfile or else among our processes."""
         text = None
         with contextlib.suppress(OSError):
             text = disk.read(os.path.join(self.run, PIDFILE))

@@ -1,7 +1,7 @@
 """Kernel locks: the supervisor lock (one daemon per root) and the lease (one Gateway per data directory).
 
-Invariants: only flock, never a lock that is a file's existence; a lease is never unlocked, only closed, because LOCK_UN on
-any copy frees it for all; a file system without flock is a named error; the lock file is never unlinked.
+Invariants: only flock, never a lock that is a file's existence; a lease is never unlocked, only closed, because
+LOCK_UN on any copy frees it for all; a file system without flock is a named error; the lock file is never unlinked.
 """
 
 from __future__ import annotations

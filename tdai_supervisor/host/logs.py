@@ -28,7 +28,7 @@ class Cut:
 
 
 def plan(size: int, cap: int, block: int) -> tuple[int, int]:
-    """(bytes to take from the front, a multiple of block; of these, bytes to drop because a backup holds at most cap)."""
+    """(bytes to take from the front, a multiple of block; how many of them to drop: a backup holds cap)."""
     take = max(0, (size - 1) // block * block)
     return take, max(0, take - cap)
 

@@ -110,7 +110,7 @@ def _ask(path: str, _inode: int, _changed: int) -> Node:
 
 
 def package(install_dir: str) -> str:
-    """The directory to run the package in: install_dir, or MemoryCore below it. Raises NodeError saying what is missing."""
+    """Where to run the package: install_dir, or MemoryCore below it. Raises NodeError saying what is missing."""
     for place in (install_dir, os.path.join(install_dir, "MemoryCore")):
         if os.path.isfile(os.path.join(place, SERVER)):
             if not os.path.isdir(os.path.join(place, "node_modules", "tsx")):

@@ -24,6 +24,6 @@ def llm_trouble(llm: Mapping[str, str]) -> str | None:
         answer.close()
     except requests.RequestException as error:
         return f"LLM unreachable at {base}: {type(error).__name__}"
-    if answer.status_code in (401, 403) or answer.status_code >= 500:  # noqa: PLR2004
+    if answer.status_code in (401, 403) or answer.status_code >= 500:
         return f"LLM at {base} answers HTTP {answer.status_code}"
     return None

@@ -71,7 +71,7 @@ async def ask(host: str, port: int) -> Answer:
 
 
 def parse(data: bytes, *, complete: bool) -> Answer | None:
-    """The answer in data, None while more must come. complete: the peer has closed. Raises ValueError, ConnectionError."""
+    """The answer in data, None while more must come. complete: the peer closed. Raises ValueError, OSError."""
     head, gap, body = data.partition(b"\r\n\r\n")
     if not gap:
         if complete:

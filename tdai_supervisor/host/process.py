@@ -1,8 +1,8 @@
 """Processes: identity, pidfds, spawn, trees, and the one place that reaps.
 
-Invariants: no signal without a proven identity (pidfd first, identity looked up after it, so the pid cannot be reused in
-between); a zombie is gone; a missing /proc entry is gone only where kill(0) says ESRCH; exit statuses are read here alone,
-once, and never invented.
+Invariants: no signal without a proven identity (pidfd first, identity looked up after it, so the pid cannot be reused
+in between); a zombie is gone; a missing /proc entry is gone only where kill(0) says ESRCH; exit statuses are read here
+alone, once, and never invented.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from tdai_supervisor.decide.model import COOKIE_NAME, Cookie, Exit, Identity, Verdict
+from tdai_supervisor.decide.model import Exit, Identity, Verdict
 
 LINUX = sys.platform.startswith("linux")
 HAS_PIDFD = hasattr(os, "pidfd_open")

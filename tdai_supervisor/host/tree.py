@@ -1,7 +1,7 @@
 """Trees: who belongs to a Gateway, and what other processes show of themselves.
 
-Invariants: a scan is of one moment; ourselves, our ancestors and zombies are never in it; membership needs the cookie, a
-session whose number cannot have been reused, or descent from one of these.
+Invariants: a scan is of one moment; ourselves, our ancestors and zombies are never in it; membership needs the cookie,
+a session whose number cannot have been reused, or descent from one of these.
 """
 
 from __future__ import annotations
