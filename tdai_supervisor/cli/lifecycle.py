@@ -16,7 +16,7 @@ from typing import Any
 from tdai_supervisor import client
 from tdai_supervisor.cli import envelope
 from tdai_supervisor.cli.envelope import Result, failure, from_reply
-from tdai_supervisor.decide import paths, settings
+from tdai_supervisor.decide import checks, paths, settings
 
 DAEMON_WAIT = 20.0  # s for a daemon to answer once its keeper is up
 STUCK = 5.0  # s of silence after which `stop` ends a daemon that holds the lock
@@ -29,7 +29,7 @@ def start(root: str, name: str | None, *, wait: bool, timeout: float | None, tak
         owner = _daemon(root)
         if owner is None or owner.get("keeper_gone"):
             _bring_up(root)
-    except settings.SettingsError as error:
+    except checks.SettingsError as error:
         return failure("start", "settings", str(error), "fix supervisor.toml in the root", envelope.NOT_CONFIGURED)
     except PermissionError as error:
         return _not_permitted("start", root, error)
@@ -217,7 +217,7 @@ def _stop_without_daemon(root: str, name: str | None) -> Result:
 
     try:
         done = entry.stop_once(root, name, entry.environment(root, "none"), STUCK)
-    except settings.SettingsError as error:
+    except checks.SettingsError as error:
         return failure("stop", "settings", str(error), None, envelope.NOT_CONFIGURED)
     if isinstance(done, int):
         message = "cannot stop: another daemon took over meanwhile"

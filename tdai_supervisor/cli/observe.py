@@ -84,11 +84,11 @@ def configured(root: str) -> tuple[list[str], str | None]:
     text = client.read_text_whole(paths.settings(root))
     if not text:
         return ["default"], None
-    from tdai_supervisor.decide import settings
+    from tdai_supervisor.decide import checks, settings
 
     try:
         return list(settings.load(root, text, os.environ).gateways), None
-    except settings.SettingsError as error:
+    except checks.SettingsError as error:
         return ["default"], str(error)
 
 
@@ -153,12 +153,12 @@ def log_files(root: str, name: str, which: str) -> list[str]:
     except (client.NotRunningError, client.NoAnswerError, ValueError, PermissionError):
         found = None
     if found is None:
-        from tdai_supervisor.decide import settings
+        from tdai_supervisor.decide import checks, settings
 
         text = client.read_text_whole(paths.settings(root)) or ""
         gateway = settings.load(root, text, os.environ, os.path.exists).gateways.get(name)
         if gateway is None:
-            raise settings.SettingsError(f"cannot find a Gateway named {name!r}")
+            raise checks.SettingsError(f"cannot find a Gateway named {name!r}")
         found = {s: os.path.join(gateway.log_dir, f"gateway.{s}.log") for s in ("stdout", "stderr")}
     return [found[s] for s in ("stdout", "stderr") if which in ("all", s, s[3:])]
 

@@ -77,6 +77,7 @@ class Silence:
 
 
 BUSY_SHARE = 0.10  # of one core
+PROBE_SHARE = 0.72  # of hang_after: the design's two thirds, and 5 % so that a block of just that length is no race
 LATE_LOOP = 1.0  # s our own loop may be late before a silence may have been ours
 
 
@@ -89,7 +90,7 @@ def judge_silence(silence: Silence, settings: GatewaySettings) -> Event | None:
     """UNFIT (hung: end it), SILENT (alive, not answering: UNREADY) or None (no verdict yet)."""
     if silence.probe_age is None or silence.answer_age < settings.hang_after:
         return None
-    if silence.probe_age < settings.hang_after * 2 / 3:
+    if silence.probe_age < settings.hang_after * PROBE_SHARE:
         return None
     if silence.traced:
         return Event.SILENT

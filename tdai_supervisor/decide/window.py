@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from tdai_supervisor.decide.model import Event
-from tdai_supervisor.decide.policy import LATE_LOOP, Silence, is_busy, judge_silence, next_probe_in
+from tdai_supervisor.decide.policy import LATE_LOOP, PROBE_SHARE, Silence, is_busy, judge_silence, next_probe_in
 from tdai_supervisor.decide.settings import GatewaySettings
 
 FIRST_WAIT, WAIT_GROWTH, STARTING_WAIT = 0.001, 1.5, 0.1  # s: pauses between probes of a starting Gateway
@@ -79,7 +79,7 @@ class Window:
         if self.starting:
             due = self._begun + s.startup_timeout
         else:
-            due = max(self._answered_at + s.hang_after, silent + s.hang_after * 2 / 3)
+            due = max(self._answered_at + s.hang_after, silent + s.hang_after * PROBE_SHARE)
         slow = (self._probe_at if self._probe_at is not None else now) + s.probe_deadline
         ahead = [moment - now for moment in (due, slow) if moment > now]
         return min(ahead) + 0.001 if ahead else LOOK_AGAIN

@@ -20,8 +20,9 @@ from typing import Any
 
 from tdai_supervisor import __version__
 from tdai_supervisor.decide import paths, settings
+from tdai_supervisor.decide.checks import SettingsError
 from tdai_supervisor.decide.model import Event, State, Want
-from tdai_supervisor.decide.settings import Settings, SettingsError
+from tdai_supervisor.decide.settings import Settings
 from tdai_supervisor.engine import report
 from tdai_supervisor.engine.alerts import Alerts
 from tdai_supervisor.engine.control import Control, listen

@@ -10,8 +10,8 @@ import asyncio
 from typing import TYPE_CHECKING, Any
 
 from tdai_supervisor import __version__
+from tdai_supervisor.decide.checks import SettingsError
 from tdai_supervisor.decide.model import Event, Origin, State, Want
-from tdai_supervisor.decide.settings import SettingsError
 from tdai_supervisor.engine import metrics, spools
 from tdai_supervisor.engine.control import refusal, reply
 from tdai_supervisor.host import disk
