@@ -1,8 +1,9 @@
-"""A Gateway that does what a test tells it: run as `python scripted.py`, told by STUB_* variables and by POST /__do.
+"""A Gateway that does what a test tells it, by STUB_* variables and by POST /__do.
 
-STUB_EXIT=N exit at once with N · STUB_SAY=text on stderr first · STUB_LIFE=S end after S seconds · STUB_BOOT=S sleep before
-listening · STUB_NEVER=1 never listen · STUB_IGNORE_TERM=1 · STUB_FORK=setsid leave a grandchild in a session of its own that
-ignores TERM · STUB_LINES=1 one log line per request · STUB_TERMS=FILE append a line per TERM · STUB_HEALTH=json body.
+STUB_EXIT=N exit at once with N · STUB_SAY=text on stderr first · STUB_LIFE=S end after S seconds · STUB_BOOT=S sleep
+before listening · STUB_NEVER=1 never listen · STUB_IGNORE_TERM=1 · STUB_FORK=setsid leave a grandchild in a session of
+its own that ignores TERM · STUB_LINES=1 one log line per request · STUB_TERMS=FILE append a line per TERM ·
+STUB_HEALTH=json body of /health · STUB_MODE=first mode.
 POST /__do {"mode": "ok|slow:S|drip|silent|degraded|http:CODE|block:S|burn:S|storm:MB|die:CODE|close"}.
 """
 
@@ -22,7 +23,8 @@ BODY = {"status": "ok", "version": "0.1.0", "uptime": 1, "stores": {"vectorStore
 
 def answer(status: int, body: object) -> bytes:
     data = json.dumps(body).encode()
-    head = f"HTTP/1.1 {status} X\r\nContent-Type: application/json\r\nContent-Length: {len(data)}\r\nConnection: close\r\n\r\n"
+    head = f"HTTP/1.1 {status} X\r\nContent-Type: application/json\r\n"
+    head += f"Content-Length: {len(data)}\r\nConnection: close\r\n\r\n"
     return head.encode() + data
 
 

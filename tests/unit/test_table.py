@@ -141,21 +141,7 @@ class World:
             self.fire(Event(name))
 
 
-NAMES = [
-    "up",
-    "down",
-    "restart",
-    "settle",
-    "timer",
-    "block",
-    "unblock",
-    "answered",
-    "held",
-    "silent",
-    "unfit",
-    "again",
-    "later",
-] + ["give up"]
+NAMES = ["up", "down", "restart", "settle", "timer", "block", "unblock", "answered", "held", "silent", "unfit", "again", "later", "give up"]
 
 
 @given(st.lists(st.sampled_from(NAMES), max_size=60), st.sampled_from(["up", "down"]))
