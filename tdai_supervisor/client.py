@@ -53,7 +53,7 @@ def connect(root: str, timeout: float) -> socket.socket:
     return connection
 
 
-def request(root: str, verb: str, timeout: float, **arguments: Any) -> dict[str, Any]:
+def request(root: str, verb: str, timeout: float, /, **arguments: Any) -> dict[str, Any]:
     """One request, one reply: {"ok", "exit_code", "data", "errors"}.
 
     Raises NotRunningError (nobody there), NoAnswerError (nothing complete within timeout seconds), PermissionError

@@ -14,6 +14,7 @@ from typing import NoReturn
 
 from tdai_supervisor.cli import envelope
 from tdai_supervisor.cli.envelope import Result, failure
+from tdai_supervisor.decide.checks import SettingsError
 
 EXAMPLE = "example: memory-tencentdb-ctl start && memory-tencentdb-ctl status\n\n"
 
@@ -96,6 +97,8 @@ def main(argv: list[str] | None = None) -> int:
         result = _run(command, arguments)
     except _UsageError as error:
         result = failure(command, "usage", str(error), None, envelope.USAGE)
+    except SettingsError as error:
+        result = failure(command, "settings", str(error), None, envelope.NOT_CONFIGURED)
     except KeyboardInterrupt:
         return envelope.INTERRUPTED
     except BrokenPipeError:

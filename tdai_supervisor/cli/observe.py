@@ -146,21 +146,22 @@ def health(root: str, name: str | None) -> Result:
 
 
 def log_files(root: str, name: str, which: str) -> list[str]:
-    """The log files of a Gateway: "out", "err" or "all"."""
+    """The log files of a Gateway: "out", "err" or "all". Raises SettingsError for a name that is not configured."""
     try:
         data = client.request(root, "status", PATIENCE)["data"]
-        found = next((g["logs"] for g in data["gateways"] if g["name"] == name), None)
+        logs = {g["name"]: g["logs"] for g in data["gateways"]}
     except (client.NotRunningError, client.NoAnswerError, ValueError, PermissionError):
-        found = None
-    if found is None:
-        from tdai_supervisor.decide import checks, settings
+        from tdai_supervisor.decide import settings
 
         text = client.read_text_whole(paths.settings(root)) or ""
-        gateway = settings.load(root, text, os.environ, os.path.exists).gateways.get(name)
-        if gateway is None:
-            raise checks.SettingsError(f"cannot find a Gateway named {name!r}")
-        found = {s: os.path.join(gateway.log_dir, f"gateway.{s}.log") for s in ("stdout", "stderr")}
-    return [found[s] for s in ("stdout", "stderr") if which in ("all", s, s[3:])]
+        found = settings.load(root, text, os.environ, os.path.exists).gateways.values()
+        streams = ("stdout", "stderr")
+        logs = {g.name: {s: os.path.join(g.log_dir, f"gateway.{s}.log") for s in streams} for g in found}
+    if name not in logs:
+        from tdai_supervisor.decide import checks
+
+        raise checks.SettingsError(f"cannot find a Gateway named {name!r}: configured are {', '.join(logs)}")
+    return [logs[name][s] for s in ("stdout", "stderr") if which in ("all", s, s[3:])]
 
 
 def logs(root: str, name: str, which: str, lines: int) -> Result:

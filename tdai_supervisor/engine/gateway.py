@@ -24,7 +24,7 @@ from tdai_supervisor.engine.automaton import TOLD, Automaton, wall
 from tdai_supervisor.engine.claiming import Claiming, Found
 from tdai_supervisor.engine.ending import Ending
 from tdai_supervisor.engine.guards import Guards
-from tdai_supervisor.engine.life import Life
+from tdai_supervisor.engine.life import LastExit, Life, Ordered
 from tdai_supervisor.engine.loop import Worker
 from tdai_supervisor.engine.runfiles import RunFiles
 from tdai_supervisor.engine.watching import Health
@@ -51,24 +51,6 @@ class Shared:
     taken_ports: Callable[[str], set[int]]  # by the other Gateways
     publish: Callable[[Gateway], None]  # after each change: record, status line
     journal: Callable[[Gateway, dict[str, Any]], None]  # each transition
-
-
-@dataclass
-class LastExit:
-    """The end of the last life, as status shows it. at: wall clock seconds, for display."""
-
-    exit: Exit
-    cause: str
-    at: float
-
-
-@dataclass
-class Ordered:
-    """Why we end a life ourselves: the reason, whether it counts as a death, whether an external one is taken over."""
-
-    why: str
-    counted: bool = False
-    take_over: bool = False
 
 
 class Gateway(Automaton):

@@ -8,13 +8,32 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import dataclass
 
-from tdai_supervisor.decide.model import Event, Identity, Origin
+from tdai_supervisor.decide.model import Event, Exit, Identity, Origin
 from tdai_supervisor.decide.settings import GatewaySettings
 from tdai_supervisor.engine.loop import on_death
 from tdai_supervisor.engine.watching import Health, Watch
 from tdai_supervisor.host import ports, process, tree
 from tdai_supervisor.host.process import Process
+
+
+@dataclass
+class LastExit:
+    """The end of the last life, as status shows it. at: wall clock seconds, for display."""
+
+    exit: Exit
+    cause: str
+    at: float
+
+
+@dataclass
+class Ordered:
+    """Why we end a life ourselves: the reason, whether it counts as a death, whether an external one is taken over."""
+
+    why: str
+    counted: bool = False
+    take_over: bool = False
 
 
 class Life:

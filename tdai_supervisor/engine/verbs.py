@@ -52,7 +52,7 @@ class Verbs:
         name = request.get("name")
         if name is not None and name not in self._daemon.gateways:
             known = ", ".join(self._daemon.gateways)
-            return refusal("unknown-name", f"cannot find a Gateway named {name!r}: configured are {known}", None, 4)
+            return refusal("unknown-name", f"cannot find a Gateway named {name!r}: configured are {known}", None, 6)
         return await handler(request)
 
     async def _ping(self, _: dict[str, Any]) -> dict[str, Any]:

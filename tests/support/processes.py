@@ -17,7 +17,7 @@ from typing import NamedTuple, TypeVar
 T = TypeVar("T")
 
 
-def wait_for(look: Callable[[], T], timeout: float = 10.0, what: str = "") -> T:
+def wait_for(look: Callable[[], T | None], timeout: float = 10.0, what: str = "") -> T:
     """The first true value of look(), which is called again and again; AssertionError after timeout seconds."""
     deadline = time.monotonic() + timeout
     while True:
