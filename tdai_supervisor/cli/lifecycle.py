@@ -160,10 +160,9 @@ def stop(root: str, name: str | None) -> Result:
     except PermissionError as error:
         return _not_permitted("stop", root, error)
     except RuntimeError:
-        _end_stuck_daemon(root)
+        return _stop_without_daemon(root, name, stuck=True)
     except _GoneError:
-        pass
-    return _stop_without_daemon(root, name)
+        return _stop_without_daemon(root, name, stuck=False)
 
 
 def _nothing_to_stop(root: str, name: str | None) -> Result:
@@ -206,13 +205,15 @@ def _end_stuck_daemon(root: str) -> None:
     held.close()
 
 
-def _stop_without_daemon(root: str, name: str | None) -> Result:
+def _stop_without_daemon(root: str, name: str | None, *, stuck: bool) -> Result:
     """No daemon answers: the keeper first (it would bring one back), then the same engine once, under the lock."""
     from tdai_supervisor.host import keepers, locks
 
-    if name is None:
+    if name is None or stuck:
         with locks.keeper_lock(root):
-            keepers.Supervisord(root).end()
+            keepers.Supervisord(root).end(at_once=stuck)
+    if stuck:
+        _end_stuck_daemon(root)
     from tdai_supervisor.engine import entry
 
     try:

@@ -149,6 +149,7 @@ class Verbs:
     async def _wait_ready(self, gateway: Gateway, request: dict[str, Any]) -> dict[str, Any] | None:
         """None when READY, else the error that says why not. A second death is reason enough to stop waiting."""
         loop = asyncio.get_running_loop()
+        lives = gateway.spawn_number
         timeout = float(request.get("timeout") or gateway.settings.startup_timeout + START_MARGIN)
         if gateway.state is State.BLOCKED:
             # The answer of the look that this `start` asked for, not the one from before.
@@ -164,7 +165,7 @@ class Verbs:
             why, hint = f"not READY after {timeout:g} s ({gateway.state}: {gateway.cause})", "memory-tencentdb-ctl logs"
         message = f"cannot start {gateway.name}: {why}"
         error: dict[str, Any] = {"code": str(gateway.state).lower(), "message": message, "hint": f"try `{hint}`"}
-        if gateway.state in (State.BACKOFF, State.FATAL, State.STARTING, State.STOPPING):
+        if gateway.spawn_number > lives or gateway.life is not None:  # else the log is of an earlier life
             error["log"] = await self._daemon.worker.run(disk.tail, gateway.log_paths[1], TAIL_LINES)
             error["log"] = error["log"] or await self._daemon.worker.run(disk.tail, gateway.log_paths[0], TAIL_LINES)
         return error

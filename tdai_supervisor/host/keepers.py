@@ -71,7 +71,7 @@ class Keeper(Protocol):
     def bring_up(self, env: Mapping[str, str], stop_wait: float) -> None:
         """Start it, and with it the daemon. Raises OSError or subprocess.SubprocessError with what it said."""
 
-    def end(self) -> bool:
+    def end(self, *, at_once: bool = False) -> bool:
         """End it (and the daemon, if it still runs); whether it is gone."""
 
 
@@ -155,15 +155,18 @@ class Supervisord:
         finally:
             os.close(directory)
 
-    def end(self) -> bool:
-        """TERM it, and poke it so that it looks up at once; KILL it after PATIENCE. Whether it is gone."""
+    def end(self, *, at_once: bool = False) -> bool:
+        """TERM it, and poke it so that it looks up at once; KILL it after PATIENCE. Whether it is gone.
+
+        at_once: KILL it without waiting for its daemon, which is stuck and would be waited for.
+        """
         pid = self.pid()
         held = Process.open(pid) if pid is not None else None
         if held is None or not self._is_ours(held.pid):
             return pid is None or self.pid() is None
         held.signal(signal.SIGTERM)
         held.signal(signal.SIGCONT)
-        deadline = time.monotonic() + PATIENCE
+        deadline = time.monotonic() + (0 if at_once else PATIENCE)
         while held.alive():
             if time.monotonic() > deadline:
                 held.signal(signal.SIGKILL)
