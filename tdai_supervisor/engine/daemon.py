@@ -166,7 +166,9 @@ class Daemon:
         try:
             disk.write(paths.pidfile(self.root), json.dumps(self.about) + "\n", durable=False)
         except OSError as error:
-            self.files.note_failure(f"cannot write {paths.pidfile(self.root)}: {error.strerror}")
+            self.files.note_failure(
+                paths.pidfile(self.root), f"cannot write {paths.pidfile(self.root)}: {error.strerror}"
+            )
 
     def begin(self) -> None:
         """Bring every Gateway to its want; one that nobody ever asked about is wanted up."""
@@ -275,7 +277,7 @@ class Daemon:
     def _loop_failed(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         error = context.get("exception")
         log.error("%s", context.get("message"), exc_info=error)
-        self.files.note_failure(f"internal error: {context.get('message')}: {error!r}")
+        self.files.note_failure("internal", f"internal error: {context.get('message')}: {error!r}")
 
     # -- what Gateways need ----------------------------------------------------------------------------------------
 

@@ -135,7 +135,7 @@ class Guards:
             done = await gateway.shared.worker.run(logs.cut, live, path, settings.log_max_bytes, settings.log_backups)
             log.size, log.lost, log.at = done.left, log.lost + done.lost, gateway.loop.time()
         except OSError as error:
-            gateway.shared.files.note_failure(f"cannot cut {path}: {error.strerror or error}")
+            gateway.shared.files.note_failure(path, f"cannot cut {path}: {error.strerror or error}")
         finally:
             log.cutting = False
 

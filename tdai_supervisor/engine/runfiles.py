@@ -7,6 +7,7 @@ restart; a file that cannot be read is quarantined and counted as absent.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -22,12 +23,17 @@ JOURNAL_BYTES = 1024 * 1024  # then journal.jsonl becomes journal.jsonl.1: at mo
 
 
 class RunFiles:
-    """Reads at start, writes for ever. trouble holds the last failed write in words, or None; it shows in status."""
+    """Reads at start, writes for ever. A file that cannot be written is a trouble until it can; it shows in status."""
 
     def __init__(self, root: str) -> None:
         self.root = root
-        self.trouble: str | None = None
         self.failures = 0
+        self._troubles: dict[str, str] = {}
+
+    @property
+    def trouble(self) -> str | None:
+        """What cannot be written at present, in words, or None."""
+        return next(iter(self._troubles.values()), None)
 
     def _readable(self, path: str) -> dict[str, Any] | None:
         try:
@@ -37,23 +43,23 @@ class RunFiles:
                 moved = disk.quarantine(path)
                 log.warning("Quarantined %s as %s: %s", path, moved, error)
             except OSError as failure:
-                self.note_failure(f"cannot quarantine {path}: {failure}")
+                self.note_failure(path, f"cannot quarantine {path}: {failure}")
             return None
 
-    def note_failure(self, what: str) -> None:
-        """Count a failed write and keep it in words; said once, shown in status."""
+    def note_failure(self, path: str, what: str) -> None:
+        """Count a failure around path; said once in the log, shown in status until path can be written again."""
         self.failures += 1
-        if what != self.trouble:
+        if self._troubles.get(path) != what:
             log.error("%s", what)
-        self.trouble = what
+        self._troubles[path] = what
 
     def _write(self, path: str, text: str, *, durable: bool = False) -> bool:
         try:
             disk.write(path, text, durable=durable)
         except OSError as error:
-            self.note_failure(f"cannot write {path}: {error.strerror or error}")
+            self.note_failure(path, f"cannot write {path}: {error.strerror or error}")
             return False
-        self.trouble = None
+        self._troubles.pop(path, None)
         return True
 
     def read_want(self, name: str) -> Want | None:
@@ -66,7 +72,7 @@ class RunFiles:
             try:
                 log.warning("Quarantined %s as %s: %s", path, disk.quarantine(path), error)
             except OSError as failure:
-                self.note_failure(f"cannot quarantine {path}: {failure}")
+                self.note_failure(path, f"cannot quarantine {path}: {failure}")
             return None
 
     def write_want(self, name: str, want: Want) -> bool:
@@ -82,8 +88,9 @@ class RunFiles:
         self._write(paths.record(self.root, name), json.dumps(record, ensure_ascii=False) + "\n")
         if record["pid"] is not None:
             self._write(paths.pid(self.root, name), f"{record['pid']}\n")
-        elif os.path.lexists(paths.pid(self.root, name)):
-            os.unlink(paths.pid(self.root, name))
+        else:
+            with contextlib.suppress(OSError):  # a stale pidfile misleads nobody: identity decides
+                os.unlink(paths.pid(self.root, name))
 
     def key(self, name: str, configured: str | None) -> str | None:
         """The API key for the next life of a Gateway, durable in run/NAME.key; None where it cannot be kept.
@@ -94,7 +101,7 @@ class RunFiles:
         try:
             kept = (disk.read(path) or "").strip()
         except OSError as error:
-            self.note_failure(f"cannot read {path}: {error}")
+            self.note_failure(path, f"cannot read {path}: {error}")
             kept = ""
         key = configured or kept or secrets.token_urlsafe(32)
         if key != kept and not self._write(path, key + "\n", durable=True):
@@ -113,4 +120,4 @@ class RunFiles:
             finally:
                 os.close(fd)
         except OSError as error:
-            self.note_failure(f"cannot write {path}: {error.strerror or error}")
+            self.note_failure(path, f"cannot write {path}: {error.strerror or error}")

@@ -49,7 +49,7 @@ class Kept:
         argv = [*prefix, sys.executable, "-I", "-m", "tdai_supervisor", "--root", str(self.root), "daemon"]
         with open(self.root / "daemon.out", "ab") as out:
             self.process = subprocess.Popen(
-                argv, env=clean_environment(self.home, **env), stdin=subprocess.DEVNULL, stdout=out, stderr=out
+                argv, env=clean_environment(self.home) | env, stdin=subprocess.DEVNULL, stdout=out, stderr=out
             )
         wait_for(self.answers, 10, "the daemon answers")
         if ready:
