@@ -39,12 +39,14 @@ class RunFiles:
         try:
             return disk.read_object(path)
         except (OSError, ValueError) as error:
-            try:
-                moved = disk.quarantine(path)
-                log.warning("Quarantined %s as %s: %s", path, moved, error)
-            except OSError as failure:
-                self.note_failure(path, f"cannot quarantine {path}: {failure}")
+            self._set_aside(path, error)
             return None
+
+    def _set_aside(self, path: str, error: Exception) -> None:
+        try:
+            log.warning("Quarantined %s as %s: %s", path, disk.quarantine(path), error)
+        except OSError as failure:
+            self.note_failure(path, f"cannot quarantine {path}: {failure}")
 
     def note_failure(self, path: str, what: str) -> None:
         """Count a failure around path; said once in the log, shown in status until path can be written again."""
@@ -69,10 +71,7 @@ class RunFiles:
             text = disk.read(path)
             return None if text is None else Want(text.strip())
         except (OSError, ValueError) as error:
-            try:
-                log.warning("Quarantined %s as %s: %s", path, disk.quarantine(path), error)
-            except OSError as failure:
-                self.note_failure(path, f"cannot quarantine {path}: {failure}")
+            self._set_aside(path, error)
             return None
 
     def write_want(self, name: str, want: Want) -> bool:
@@ -119,5 +118,6 @@ class RunFiles:
                     os.replace(path, path + ".1")
             finally:
                 os.close(fd)
+            self._troubles.pop(path, None)
         except OSError as error:
             self.note_failure(path, f"cannot write {path}: {error.strerror or error}")
