@@ -155,6 +155,12 @@ def record_process_lives(record: dict[str, Any]) -> bool:
     return state is not None and state not in "ZX"
 
 
+def url(host: str, port: int | None) -> str | None:
+    """Where clients reach a Gateway; None where no port is known yet."""
+    target = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104  (compared, not bound)
+    return None if port is None else f"http://{f'[{target}]' if ':' in target else target}:{port}"
+
+
 def probe(host: str, port: int, timeout: float) -> str | None:
     """Ask /health once, bounded in total; None when it answers 200, else what is wrong."""
     target = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104  (compared, not bound)

@@ -9,12 +9,15 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tdai_supervisor import __version__, client
 from tdai_supervisor.cli import envelope
 from tdai_supervisor.cli.envelope import Result, failure
 from tdai_supervisor.decide import paths
+
+if TYPE_CHECKING:
+    from tdai_supervisor.decide.settings import GatewaySettings
 
 PATIENCE = 1.5  # s for the daemon's answer, of the 2 s that `status` may take
 
@@ -74,25 +77,23 @@ def offline(root: str) -> dict[str, Any]:
         "state": about.get("state") if about else None,
         "trouble": None,
     }
-    names, trouble = configured(root)
-    daemon["trouble"] = trouble
-    return {"daemon": daemon, "root": root, "gateways": [_from_record(root, n, about is not None) for n in names]}
+    gateways, daemon["trouble"] = configured(root)
+    return {"daemon": daemon, "root": root, "gateways": [_from_record(root, g, about is not None) for g in gateways]}
 
 
-def configured(root: str) -> tuple[list[str], str | None]:
-    """The names of the configured Gateways, and what is wrong with supervisor.toml, if anything."""
-    text = client.read_text_whole(paths.settings(root))
-    if not text:
-        return ["default"], None
+def configured(root: str) -> tuple[list[GatewaySettings], str | None]:
+    """The configured Gateways, as this shell would start them, and what is wrong with supervisor.toml, if anything."""
     from tdai_supervisor.decide import checks, settings
 
+    text = client.read_text_whole(paths.settings(root)) or ""
     try:
-        return list(settings.load(root, text, os.environ).gateways), None
+        return list(settings.load(root, text, os.environ, os.path.exists).gateways.values()), None
     except checks.SettingsError as error:
-        return ["default"], str(error)
+        return list(settings.load(root, "", {}).gateways.values()), str(error)
 
 
-def _from_record(root: str, name: str, daemon_alive: bool) -> dict[str, Any]:
+def _from_record(root: str, settings: GatewaySettings, daemon_alive: bool) -> dict[str, Any]:
+    name = settings.name
     record = client.read_object(paths.record(root, name)) or {}
     alive = client.record_process_lives(record)
     state, cause = record.get("state"), record.get("cause")
@@ -100,23 +101,38 @@ def _from_record(root: str, name: str, daemon_alive: bool) -> dict[str, Any]:
         state, cause = "STOPPED", "no daemon, no process"
     elif not daemon_alive:
         cause = "no daemon: the Gateway runs without an owner until `memory-tencentdb-ctl start`"
-    known = ("host", "port", "url", "data_dir", "kind", "since", "hold")
+    port = settings.port or record.get("port")
+    host = record.get("host") or settings.host
     return {
         "name": name,
         "want": client.read_text(paths.want(root, name)) or "down",
         "state": state or "STOPPED",
         "origin": record.get("origin") if alive else None,
+        "kind": record.get("kind") or settings.kind,
+        "kind_cause": None,
         "pid": record.get("pid") if alive else None,
-        **{key: record.get(key) for key in known},
-        "config_file": None,
+        "host": host,
+        "port": record.get("port") if alive else port,
+        "url": record.get("url") if alive else client.url(host, port),
+        "data_dir": settings.data_dir,
+        "config_file": settings.config_file,
+        "since": record.get("since"),
         "cause": cause,
         "restarts": record.get("restarts") or 0,
         "last_exit": None,
         "backoff_s": None,
-        "health": {"status": None, "latency_ms": None, "generation": record.get("generation")},
+        "health": {
+            "status": None,
+            "latency_ms": None,
+            "generation": record.get("generation") if alive else None,
+            "slow": False,
+            "failure": None,
+        },
+        "hold": record.get("hold") if alive else None,
         "drift": [],
         "memory_bytes": None,
-        "logs": {"stdout": None, "stderr": None},
+        "guards": None,
+        "logs": {s: os.path.join(settings.log_dir, f"gateway.{s}.log") for s in ("stdout", "stderr")},
     }
 
 
@@ -149,14 +165,9 @@ def log_files(root: str, name: str, which: str) -> list[str]:
     """The log files of a Gateway: "out", "err" or "all". Raises SettingsError for a name that is not configured."""
     try:
         data = client.request(root, "status", PATIENCE)["data"]
-        logs = {g["name"]: g["logs"] for g in data["gateways"]}
     except (client.NotRunningError, client.NoAnswerError, ValueError, PermissionError):
-        from tdai_supervisor.decide import settings
-
-        text = client.read_text_whole(paths.settings(root)) or ""
-        found = settings.load(root, text, os.environ, os.path.exists).gateways.values()
-        streams = ("stdout", "stderr")
-        logs = {g.name: {s: os.path.join(g.log_dir, f"gateway.{s}.log") for s in streams} for g in found}
+        data = offline(root)
+    logs = {g["name"]: g["logs"] for g in data["gateways"]}
     if name not in logs:
         from tdai_supervisor.decide import checks
 

@@ -30,12 +30,13 @@ from tdai_supervisor.engine.gateway import Gateway, Shared
 from tdai_supervisor.engine.loop import Worker
 from tdai_supervisor.engine.runfiles import RunFiles
 from tdai_supervisor.engine.verbs import Verbs
-from tdai_supervisor.host import disk, notify, process
+from tdai_supervisor.host import disk, logs, notify, process
 from tdai_supervisor.host.locks import LockUnsupportedError, SupervisorLock
 
 log = logging.getLogger("tdai_supervisor")
 LOCK_WAIT = 10.0  # s; a keeper's copy waits this long while the owner leaves
 EXIT_HELD, EXIT_FAILED, EXIT_NOT_CONFIGURED = 75, 1, 6
+OWN_LOG_BYTES = 1024 * 1024  # of run/daemon.log, which has one backup
 LOCK_FD = "MEMORY_TENCENTDB_LOCK_FD"  # of the held lock, across the exec of HUP
 TICK = 5.0  # s between looks at our own lock, socket and pidfile, and the guards' ticks
 
@@ -83,6 +84,7 @@ class Daemon:
             "pid": os.getpid(),
             "start_ticks": identity.ticks if identity else None,
             "boot_id": process.boot_id(),
+            "pid_ns": process.pid_namespace(),
             "version": __version__,
             "keeper": keeper,
             "keeper_pid": self._parent if keeper == "supervisord" else None,
@@ -137,7 +139,8 @@ class Daemon:
     def _holder(self) -> str:
         with contextlib.suppress(OSError, ValueError):
             about = disk.read_object(paths.pidfile(self.root)) or {}
-            return f"the daemon pid {about['pid']} (keeper {about.get('keeper')})"
+            there = "" if about.get("pid_ns") == process.pid_namespace() else " of another pid namespace or machine"
+            return f"the daemon pid {about['pid']}{there} (keeper {about.get('keeper')})"
         return "another process"
 
     def load(self) -> None:
@@ -260,6 +263,9 @@ class Daemon:
         if not os.path.lexists(paths.pidfile(self.root)):  # noqa: ASYNC240  (a stat on a local file)
             self._write_pidfile()
         await self._check_socket()
+        if self.keeper != "none" and os.fstat(2).st_size > OWN_LOG_BYTES:
+            path = paths.daemon_log(self.root)
+            await self.worker.run(logs.cut, path, path, OWN_LOG_BYTES, 1)
         return None
 
     async def _check_socket(self) -> None:

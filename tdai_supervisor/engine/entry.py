@@ -15,7 +15,7 @@ from typing import Any
 
 from tdai_supervisor.decide import paths, settings
 from tdai_supervisor.decide.model import Want
-from tdai_supervisor.engine.daemon import Daemon, kept_environment
+from tdai_supervisor.engine.daemon import OWN_LOG_BYTES, Daemon, kept_environment
 from tdai_supervisor.engine.verbs import Verbs
 from tdai_supervisor.host import disk, process
 
@@ -28,7 +28,11 @@ def prepare(root: str, keeper: str) -> None:
     disk.private_dir(paths.run(root))
     os.chdir(root)
     if keeper != "none":
-        fd = disk.append_only(paths.daemon_log(root))
+        path = paths.daemon_log(root)
+        # A daemon that fails at every start must not fill the disk with saying so.
+        if os.path.exists(path) and os.path.getsize(path) > OWN_LOG_BYTES:
+            os.replace(path, path + ".1")
+        fd = disk.append_only(path)
         os.dup2(fd, 1)
         os.dup2(fd, 2)
         os.close(fd)
