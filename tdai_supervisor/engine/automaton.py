@@ -7,7 +7,6 @@ a timer belongs to the state that armed it and is gone with it.
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections import deque
 from collections.abc import Callable
@@ -16,7 +15,6 @@ from typing import Any
 from tdai_supervisor.decide.model import Action, Event, State
 from tdai_supervisor.decide.table import step
 
-log = logging.getLogger("tdai_supervisor")
 TOLD = (Event.TAKEN, Event.HELD, Event.SILENT)  # a new cause of these is news even where the state stays
 
 
@@ -45,7 +43,7 @@ class Automaton:
         """Everything that follows from an event has been done: tell the outside."""
 
     def note(self, entry: dict[str, Any]) -> None:
-        """Keep a transition."""
+        """Keep a transition. Must not wait for a disk: a death is answered after it."""
 
     def fire(self, event: Event, cause: str) -> None:
         """Take an event: next state, then its actions. Events fired by an action wait for their turn."""
@@ -75,7 +73,6 @@ class Automaton:
             self.cause = cause
             entry = {"from": str(before), "to": str(cell.state), "event": str(event), "cause": cause}
             self.note(entry)
-            log.info("Gateway %s: %s -> %s: %s", self.name, before, cell.state, cause)
         for action in cell.actions:
             self.act(action, event, cause)
 

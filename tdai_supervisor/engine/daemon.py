@@ -300,11 +300,16 @@ class Daemon:
     def _journal(self, gateway: Gateway, entry: dict[str, Any]) -> None:
         pid = gateway.shown.pid if gateway.shown else None
         line = {"at": report.rfc3339(time.time()), "gateway": gateway.name, "pid": pid, **entry}
-        self.worker.post(self.files.journal, line)
+        self.worker.post(self._keep, line)
         if self._control is not None:
             self._control.tell(line)
         if self.alerts.notice(gateway.name, gateway.state, gateway.hold, entry["cause"]):
             gateway.task(self.alerts.run())
+
+    def _keep(self, line: dict[str, Any]) -> None:
+        """In the worker: even our own log lies on a disk."""
+        log.info("Gateway %s: %s -> %s: %s", line["gateway"], line["from"], line["to"], line["cause"])
+        self.files.journal(line)
 
     @property
     def keeper_gone(self) -> bool:

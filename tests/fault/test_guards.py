@@ -215,3 +215,118 @@ def test_c15_an_unwritable_log_directory_is_named(kept: Kept) -> None:
     assert "gateway.stderr.log" in kept.wait(state="BLOCKED")["cause"]
     (logs / "gateway.stderr.log").rmdir()
     assert kept.ask("start")["ok"]
+
+
+LYING_CLOCK = """
+import os, sys, time
+real, flag = time.time, sys.argv[2]
+time.time = lambda: real() + (float(open(flag).read()) if os.path.exists(flag) else 0)
+from tdai_supervisor.engine import entry
+entry.main(sys.argv[1], "none")
+"""
+
+
+@pytest.mark.parametrize("jump", ["-3600", "3600", "29000"])
+def test_f22_and_c6_a_wall_clock_that_jumps_decides_nothing(kept: Kept, jump: str) -> None:
+    """One hour back or forth, or a DST and a suspend worth: no restart, and a death is answered as ever."""
+    kept.settings()
+    flag = kept.root / "jump"
+    with open(kept.root / "daemon.out", "ab") as out:
+        argv = [sys.executable, "-c", LYING_CLOCK, str(kept.root), str(flag)]
+        kept.process = subprocess.Popen(
+            argv, env={"HOME": str(kept.home), "PATH": "/usr/bin:/bin"}, stdout=out, stderr=out
+        )
+    wait_for(kept.answers)
+    pid = kept.wait(state="READY")["pid"]
+    flag.write_text(jump)
+    latency = kept.gateway()["health"]["latency_ms"]
+    wait_for(lambda: kept.gateway()["health"]["latency_ms"] != latency, 5, "a probe after the jump")
+    assert (kept.gateway()["pid"], kept.gateway()["restarts"]) == (pid, 0)
+    os.kill(pid, signal.SIGKILL)
+    again = wait_for(lambda: (g := kept.gateway()) and g["state"] == "READY" and g["pid"] != pid and g, 5)
+    assert again["restarts"] == 1
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to become another user")
+def test_c9_another_users_listener_is_named_as_far_as_it_shows(kept: Kept) -> None:
+    """As an ordinary user: the port is root's, its pid cannot be seen, its uid can; no traceback, no signal."""
+    with socket.create_server(("127.0.0.1", 0)) as roots:
+        kept.port = roots.getsockname()[1]
+        kept.settings()
+        for path in (kept.root, kept.home, *kept.root.iterdir()):
+            os.chown(path, 65533, 65533)
+        for path in list(kept.root.parents)[:3]:
+            path.chmod(0o711)
+        become = ("setpriv", "--reuid", "65533", "--regid", "65533", "--clear-groups")
+        probe = subprocess.run(
+            [*become, sys.executable, "-c", "import tdai_supervisor"], check=False, capture_output=True
+        )
+        if probe.returncode != 0:
+            pytest.skip("another user cannot read this checkout or its Python")
+        kept.start(ready=False, prefix=become)
+        cause = kept.wait(state="BLOCKED")["cause"]
+        assert "an unknown process, uid 0" in cause
+        assert kept.ask("stop")["ok"]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root for a pid namespace")
+def test_d3_a_daemon_in_another_pid_namespace_is_refused(kept: Kept) -> None:
+    """The lock is the kernel's: a second daemon in a namespace of its own exits 75 and says where the first is."""
+    kept.settings()
+    kept.start()
+    argv = ["unshare", "-pf", "--mount-proc", sys.executable, "-I", "-m", "tdai_supervisor", "--root", str(kept.root)]
+    env = {"HOME": str(kept.home), "PATH": "/usr/bin:/bin"}
+    done = subprocess.run([*argv, "daemon", "--json"], capture_output=True, timeout=19, check=False, env=env)
+    assert done.returncode == 75
+    message = json.loads(done.stdout)["errors"][0]["message"]
+    assert str(kept.process.pid) in message
+    assert "another pid namespace" in message
+
+
+def test_f07_a_killed_wrapper_leaves_its_gateway_adopted(kept: Kept) -> None:
+    """kill -9 of the shell around it: the Gateway still holds lease and cookie; it is adopted, and `stop` ends it."""
+    kept.settings()
+    text = (kept.root / "supervisor.toml").read_text()
+    line = f"{sys.executable} -E -S {SCRIPTED}; true"
+    kept.write(text.replace(text.split("command = ")[1].split("\n")[0], json.dumps(["/bin/sh", "-c", line])))
+    kept.start()
+    listener = kept.gateway()["pid"]
+    with open(f"/proc/{listener}/stat", "rb") as file:
+        shell = int(file.read().rpartition(b")")[2].split()[1])
+    os.kill(shell, signal.SIGKILL)
+    adopted = kept.wait(state="READY", origin="adopted")
+    assert adopted["pid"] == listener
+    assert kept.ask("stop")["ok"]
+    assert not os.path.exists(f"/proc/{listener}/fd/0")
+
+
+def test_what_a_gateway_inherits(kept: Kept) -> None:
+    """Its own session, umask 077, no core file, and no descriptor but its output and the lease."""
+    kept.settings()
+    kept.start()
+    pid = kept.gateway()["pid"]
+    status = Path(f"/proc/{pid}/status").read_text()
+    assert "Umask:\t0077" in status
+    assert os.getsid(pid) == pid
+    limits = Path(f"/proc/{pid}/limits").read_text()
+    assert next(line for line in limits.splitlines() if line.startswith("Max core")).split()[4] == "0"
+    targets = {os.readlink(f"/proc/{pid}/fd/{fd}") for fd in os.listdir(f"/proc/{pid}/fd")}
+    known = {"/dev/null", kept.gateway()["data_dir"], *kept.gateway()["logs"].values()}
+    assert {t for t in targets if not t.startswith("socket:")} == known
+
+
+@pytest.mark.timeout(60)
+def test_hold_while_llm_down(kept: Kept) -> None:
+    """Asked for: while the LLM does not answer, the Gateway is on hold; it is not restarted for it."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        port = silent.getsockname()[1]
+    kept.settings("probe_interval = 0.2\nhold_while_llm_down = true\n")
+    kept.start(TDAI_LLM_BASE_URL=f"http://127.0.0.1:{port}/v1", TDAI_LLM_API_KEY="sk-secret")
+    held = kept.wait(timeout=15, state="UNREADY")
+    assert "LLM unreachable" in held["hold"]
+    assert "sk-secret" not in json.dumps(held)
+    stub = [sys.executable, "-E", "-S", str(SCRIPTED)]
+    env = {"TDAI_GATEWAY_HOST": "127.0.0.1", "TDAI_GATEWAY_PORT": str(port)}
+    with subprocess.Popen(stub, env=env) as llm:
+        assert kept.wait(timeout=20, state="READY")["restarts"] == 0
+        llm.kill()
