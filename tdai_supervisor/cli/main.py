@@ -10,7 +10,7 @@ import argparse
 import os
 import sys
 from collections.abc import Iterator
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from tdai_supervisor.cli import envelope
 from tdai_supervisor.cli.envelope import Result, failure
@@ -69,11 +69,52 @@ def parser() -> argparse.ArgumentParser:
     events.add_argument("--since", metavar="T", help="only since T: 10m, 2h, 3d, or an RFC 3339 time")
     verb("why", "tell the last transitions as sentences")
     verb("metrics", "print OpenMetrics text", named=False)
+    _config_verbs(verbs, common)
     daemon = verb("daemon", "run the daemon in the foreground", named=False)
     keepers = ("none", "supervisord", "systemd-user", "systemd-system")
     daemon.add_argument("--keeper", choices=keepers, default="none", help=argparse.SUPPRESS)
     verb("version", "print the versions of this command and of the daemon", named=False)
     return top
+
+
+def _config_verbs(verbs: Any, common: argparse.ArgumentParser) -> None:
+    """config ACTION …"""
+    top = verbs.add_parser("config", help="read and change the Gateway's configuration", parents=[common])
+    actions = top.add_subparsers(dest="action", metavar="ACTION", required=True, parser_class=_Parser)
+
+    def action(name: str, help_: str, *, changes: bool, checked: bool = False) -> argparse.ArgumentParser:
+        sub: argparse.ArgumentParser = actions.add_parser(name, help=help_, description=help_, parents=[common])
+        sub.add_argument("--gateway", default="default", metavar="NAME", help="whose file (default: default)")
+        if changes:
+            sub.add_argument("--dry-run", action="store_true", help="show the difference, write nothing")
+            sub.add_argument("--restart", action="store_true", help="restart the Gateway afterwards")
+        if checked:
+            sub.add_argument("--check", action="store_true", help="make one cheap call first; write only if it works")
+        return sub
+
+    def keyed(sub: argparse.ArgumentParser, *options: str) -> None:
+        sub.add_argument("--api-key", metavar="KEY", help='the key, or "-" to read it from standard input')
+        sub.add_argument("--api-key-env", metavar="VAR", help="read the key from this environment variable")
+        for option in options:
+            sub.add_argument(option, metavar=option.strip("-").upper())
+
+    keyed(action("llm", "the language model", changes=True, checked=True), "--base-url", "--model")
+    embedding = action("embedding", "the embedding model", changes=True, checked=True)
+    keyed(embedding, "--provider", "--base-url", "--model", "--dimensions", "--proxy-url")
+    vdb = action("vdb", "the Tencent VectorDB backend", changes=True)
+    keyed(vdb, "--url", "--username", "--database", "--alias", "--embedding-model", "--ca-pem")
+    vdb.add_argument("--no-set-backend", action="store_true", help="store the credentials, keep the backend")
+    off = action("vdb-off", "back to SQLite", changes=True)
+    off.add_argument("--purge-creds", action="store_true", help="remove the credentials too")
+    action("vdb-on", "use the VectorDB credentials that are there", changes=True)
+    action("set", "set one key", changes=True).add_argument("key", metavar="KEY")
+    actions.choices["set"].add_argument("value", metavar="VALUE")
+    action("unset", "remove one key", changes=True).add_argument("key", metavar="KEY")
+    action("get", "show one key, secrets redacted", changes=False).add_argument("key", metavar="KEY")
+    action("show", "show all of it, secrets redacted", changes=False).add_argument("--origin", action="store_true")
+    action("path", "where the file is", changes=False)
+    action("validate", "say what is wrong with it", changes=False)
+    action("import-env", "write this shell's LLM variables into it", changes=True)
 
 
 def _seconds(text: str) -> float:
@@ -146,6 +187,10 @@ def _run(command: str, a: argparse.Namespace) -> Result | int:
         if a.follow and not getattr(a, "json", False):
             return _follow(result, observe.follow(list(result.data)))
         return result
+    if command == "config":
+        from tdai_supervisor.cli import config
+
+        return config.run(root, a)
     if command in ("events", "why", "metrics"):
         from tdai_supervisor.cli import history
 

@@ -102,3 +102,21 @@ def _metrics(data: dict[str, str]) -> str:
 
 
 _TEXTS |= {"events": _events, "why": _why, "metrics": _metrics}
+
+
+def _config(data: dict[str, Any]) -> str:
+    if "values" in data:
+        return "\n".join(_config_line(key, value) for key, value in data["values"].items())
+    if "diff" in data:
+        done = f"written to {data['path']}" if data["written"] else f"nothing written to {data['path']}"
+        return "\n".join([*data["diff"], done])
+    return str(data["path"])
+
+
+def _config_line(key: str, value: Any) -> str:
+    if isinstance(value, dict) and set(value) == {"value", "origin"}:
+        return f"{key} = {value['value']}    ({value['origin']})"
+    return f"{key} = {value}"
+
+
+_TEXTS |= {"config": _config}
