@@ -45,6 +45,10 @@ def _gateway(g: dict[str, Any]) -> str:
     lines = [head, f"         want {g['want']}, since {g['since']}: {g['cause']}"]
     if g.get("hold"):
         lines.append(f"         on hold: {g['hold']}")
+    if g.get("drift"):
+        lines.append(
+            f"         changed since it was started: {', '.join(g['drift'])}; try `memory-tencentdb-ctl restart`"
+        )
     if g.get("backoff_s") is not None:
         lines.append(f"         next try in {g['backoff_s']} s")
     if g.get("last_exit"):

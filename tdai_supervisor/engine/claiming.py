@@ -11,12 +11,15 @@ import asyncio
 import contextlib
 import dataclasses
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tdai_supervisor.decide import launch
+from tdai_supervisor.decide.checks import SettingsError
 from tdai_supervisor.decide.model import Event
 from tdai_supervisor.decide.policy import Claim, Resident, Scene, judge_claim
+from tdai_supervisor.engine import configured
 from tdai_supervisor.host import disk, node, ports, probe, tree
 from tdai_supervisor.host.locks import LockUnsupportedError
 from tdai_supervisor.host.process import Process
@@ -40,6 +43,7 @@ class Found:
     process: Process | None = None
     newest_number: int = 0
     quick: bool = False
+    launched: Mapping[str, str] = dataclasses.field(default_factory=dict, repr=False)
     kind_cause: str = ""
 
     def close(self) -> None:
@@ -116,12 +120,14 @@ class Claiming:
     def _judge(self, lease: int | None, others: set[int]) -> Found:
         gateway = self._gateway
         settings = gateway.settings
+        asked = self._asked_port()
+        gateway.port = asked or gateway.port
         seen = tree.scan()
         listening = ports.listeners()
         residents = [self._resident(s, listening, lease is None) for s in seen if s.uid == os.geteuid()]
         near = [r for r in residents if r.number is not None or r.on_data or r.holds_lease]
         holder = ports.holder([x for x in listening if x.port == gateway.port and ports.conflicts(x, settings.host)])
-        scene = Scene(lease is not None, near, holder, settings.port is not None)
+        scene = Scene(lease is not None, near, holder, asked is not None)
         claim = judge_claim(scene, settings.data_dir, gateway.port)
         found = Found(claim, claim.port or gateway.port, lease=lease)
         found.newest_number = max([0, *(r.number for r in near if r.number is not None)])
@@ -165,8 +171,9 @@ class Claiming:
         found.cwd = settings.data_dir
         try:
             self._choose_kind(found)
-        except node.NodeError as error:
-            # No retry helps until somebody installs something.
+            key = self._configure(found)
+        except (node.NodeError, SettingsError) as error:
+            # No retry helps until somebody installs or mends something.
             found.claim = Claim(Event.GIVE_UP, str(error))
             return
         try:
@@ -175,7 +182,7 @@ class Claiming:
             found.claim = Claim(Event.TAKEN, f"cannot write {error.filename or error}: {error.strerror or error}")
             return
         if settings.auth == "auto":
-            found.key = gateway.shared.files.key(gateway.name, settings.api_key)
+            found.key = gateway.shared.files.key(gateway.name, key)
             if found.key is None:
                 trouble = gateway.shared.files.trouble or "cannot keep an API key"
                 found.claim = Claim(Event.TAKEN, f'{trouble}; free the disk, or set auth = "off"')
@@ -200,6 +207,30 @@ class Claiming:
             return
         found.kind, found.node = "node", binary.path
         found.kind_cause = f"{'auto' if settings.kind == 'auto' else 'configured'}: {binary} in {found.cwd}"
+
+    def _configure(self, found: Found) -> str | None:
+        """Read the Gateway's own file for what it decides: the configured API key, and what was launched with it."""
+        gateway, key = self._gateway, self._gateway.settings.api_key
+        values: Mapping[str, Any] = {}
+        if found.kind != "command":
+            file = configured.read(gateway.settings)
+            if found.kind == "node":
+                try:
+                    file = configured.make_it_pay(file)
+                except OSError as error:
+                    gateway.shared.files.note_failure(file.path, f"cannot write {file.path}: {error.strerror}")
+            values, key = file.values, key or file.api_key
+        found.launched = configured.fingerprint(gateway.settings, values, gateway.shared.settings.llm)
+        return key
+
+    def _asked_port(self) -> int | None:
+        """The port somebody asked for, in supervisor.toml, the environment or the Gateway's own file."""
+        settings = self._gateway.settings
+        if settings.port is not None or settings.kind == "command":
+            return settings.port
+        with contextlib.suppress(SettingsError):  # said when it is read for the spawn
+            return configured.read(settings).port
+        return None
 
     def _hold(self, found: Found, pid: int, seen: list[Seen]) -> None:
         """Hold the process to adopt, and learn from its environment what it was started with."""

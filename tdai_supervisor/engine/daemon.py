@@ -23,7 +23,7 @@ from tdai_supervisor.decide import paths, settings
 from tdai_supervisor.decide.checks import SettingsError
 from tdai_supervisor.decide.model import Event, State, Want
 from tdai_supervisor.decide.settings import Settings
-from tdai_supervisor.engine import report
+from tdai_supervisor.engine import configured, report
 from tdai_supervisor.engine.alerts import Alerts
 from tdai_supervisor.engine.control import Control, listen
 from tdai_supervisor.engine.gateway import Gateway, Shared
@@ -311,23 +311,41 @@ class Daemon:
         log.info("Gateway %s: %s -> %s: %s", line["gateway"], line["from"], line["to"], line["cause"])
         self.files.journal(line)
 
+    def _drift(self) -> dict[str, list[str]]:
+        """In the worker: what each running Gateway was launched with and is no longer configured."""
+        try:
+            fresh = read_settings(self.root, self.env)
+        except SettingsError as error:
+            return {name: [str(error)] for name, g in self.gateways.items() if g.life is not None}
+        found = {}
+        for name, gateway in self.gateways.items():
+            if gateway.life is not None and not gateway.life.external and name in fresh.gateways:
+                values: dict[str, Any] | None = {} if gateway.kind == "command" else None
+                found[name] = configured.drift(fresh.gateways[name], fresh.llm, gateway.launched, values)
+        return found
+
     @property
     def keeper_gone(self) -> bool:
         """Whether the process that started us as a keeper is no longer there."""
         return self.keeper == "supervisord" and os.getppid() != self._parent
 
-    def describe(self) -> dict[str, Any]:
-        """status data, by the frozen contract."""
+    def about_me(self) -> dict[str, Any]:
+        """The daemon itself, as status shows it."""
         return {
-            "daemon": {
-                "running": True,
-                "pid": os.getpid(),
-                "version": __version__,
-                "keeper": "none" if self.keeper_gone else self.keeper,
-                "keeper_gone": self.keeper_gone,
-                "started_at": self.about["started_at"],
-                "trouble": self.files.trouble,
-            },
+            "running": True,
+            "pid": os.getpid(),
+            "version": __version__,
+            "keeper": "none" if self.keeper_gone else self.keeper,
+            "keeper_gone": self.keeper_gone,
+            "started_at": self.about["started_at"],
+            "trouble": self.files.trouble,
+        }
+
+    async def describe(self) -> dict[str, Any]:
+        """status data, by the frozen contract."""
+        drift = await self.worker.run(self._drift)
+        return {
+            "daemon": self.about_me(),
             "root": self.root,
-            "gateways": [report.status(g) for g in self.gateways.values()],
+            "gateways": [report.status(g, drift.get(g.name, [])) for g in self.gateways.values()],
         }

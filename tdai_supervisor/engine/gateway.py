@@ -71,9 +71,12 @@ class Gateway(Automaton):
         self.seq, self.restarts = int(last.get("seq") or 0), int(last.get("restarts") or 0)
         self.spawn_number = int(last.get("spawn_number") or 0)
         kept = last.get("port")
-        self.port: int = settings.port or (kept if isinstance(kept, int) and 0 < kept < 65536 else DEFAULT_PORT)
+        first = next(p for p in range(DEFAULT_PORT, 65536) if p not in shared.taken_ports(settings.name))
+        self.port: int = settings.port or (kept if isinstance(kept, int) and 0 < kept < 65536 else first)
         self.kind = str(last.get("kind") or ("embedded" if settings.kind == "auto" else settings.kind))
-        self.kind_cause = ""
+        self.kind_cause = str(last.get("kind_cause") or "")
+        launched = last.get("launched")
+        self.launched: dict[str, str] = launched if isinstance(launched, dict) else {}
         self.lease = Lease(settings.data_dir)
         self.log_fds: list[int] = []
         self.guards = Guards(self)
@@ -202,6 +205,8 @@ class Gateway(Automaton):
     def _begin(self, life: Life, found: Found) -> None:
         self.life, self.port = life, found.port
         self.kind, self.kind_cause = found.kind, found.kind_cause or self.kind_cause
+        if life.origin is not Origin.ADOPTED:  # an adopted one was launched with what its record says
+            self.launched = dict(found.launched)
         cause = "first" if not self.deaths.times else "death"
         self.starts[cause] = self.starts.get(cause, 0) + (life.origin is Origin.SPAWNED)
         self.adoptions += life.origin is Origin.ADOPTED

@@ -24,7 +24,7 @@ def url(gateway: Gateway) -> str:
     return f"http://{f'[{host}]' if ':' in host else host}:{gateway.port}"
 
 
-def status(gateway: Gateway) -> dict[str, Any]:
+def status(gateway: Gateway, drift: list[str]) -> dict[str, Any]:
     """One element of status data `gateways`, by the frozen contract."""
     answer, now = gateway.health.answer, asyncio.get_running_loop().time()
     waiting = gateway.state is State.BACKOFF and gateway.next_try is not None
@@ -57,7 +57,7 @@ def status(gateway: Gateway) -> dict[str, Any]:
             "failure": gateway.health.failure if gateway.state is not State.STOPPED else None,
         },
         "hold": gateway.hold,
-        "drift": [],
+        "drift": drift,
         "memory_bytes": gateway.life.memory if gateway.life else None,
         "guards": gateway.guards.describe(),
         "logs": dict(zip(("stdout", "stderr"), gateway.log_paths, strict=True)),
@@ -92,4 +92,6 @@ def record(gateway: Gateway, daemon: dict[str, Any]) -> dict[str, Any]:
         "origin": str(gateway.origin) if gateway.origin else None,
         "spawn_number": gateway.spawn_number,
         "restarts": gateway.restarts,
+        "kind_cause": gateway.kind_cause,
+        "launched": gateway.launched,
     }

@@ -56,10 +56,10 @@ class Verbs:
         return await handler(request)
 
     async def _ping(self, _: dict[str, Any]) -> dict[str, Any]:
-        return reply(self._daemon.describe()["daemon"])
+        return reply(self._daemon.about_me())
 
     async def _status(self, _: dict[str, Any]) -> dict[str, Any]:
-        return reply(self._daemon.describe())
+        return reply(await self._daemon.describe())
 
     async def _subscribe(self, _: dict[str, Any]) -> dict[str, Any]:
         return reply({"subscribed": "events"})
@@ -96,9 +96,9 @@ class Verbs:
             external = request.get("take_over") and gateway.origin is Origin.EXTERNAL
             gateway.fire(Event.TAKE_OVER if external else Event.UP, "asked to start")
         if not request.get("wait", True):
-            return reply(self._data(gateways, warnings))
+            return reply(await self._data(gateways, warnings))
         outcomes = await asyncio.gather(*(self._wait_ready(g, request) for g in gateways))
-        return self._outcome(gateways, [e for e in outcomes if e], warnings)
+        return await self._outcome(gateways, [e for e in outcomes if e], warnings)
 
     async def _restart(self, request: dict[str, Any]) -> dict[str, Any]:
         try:
@@ -111,9 +111,9 @@ class Verbs:
         for gateway in gateways:
             gateway.fire(Event.RESTART, "asked to restart")
         if not request.get("wait", True):
-            return reply(self._data(gateways, warnings))
+            return reply(await self._data(gateways, warnings))
         outcomes = await asyncio.gather(*(self._wait_ready(g, request) for g in gateways))
-        return self._outcome(gateways, [e for e in outcomes if e], warnings)
+        return await self._outcome(gateways, [e for e in outcomes if e], warnings)
 
     async def _stop(self, request: dict[str, Any]) -> dict[str, Any]:
         gateways = self._chosen(request)
@@ -121,7 +121,7 @@ class Verbs:
         for gateway in gateways:
             gateway.fire(Event.DOWN, "asked to stop")
         outcomes = await asyncio.gather(*(self._wait_stopped(g) for g in gateways))
-        result = self._outcome(gateways, [e for e in outcomes if e], warnings)
+        result = await self._outcome(gateways, [e for e in outcomes if e], warnings)
         if request.get("leave") and result["ok"]:
             # After the reply has been written: whoever asked waits for it, then for us to go.
             asyncio.get_running_loop().call_later(0.01, lambda: self._daemon.finish(leave=False))
@@ -135,16 +135,16 @@ class Verbs:
         asyncio.get_running_loop().call_later(0.01, self._daemon.reload)
         return reply({"pid": self._daemon.about["pid"]})
 
-    def _data(self, gateways: list[Gateway], warnings: list[dict[str, Any]]) -> dict[str, Any]:
-        about = self._daemon.describe()
+    async def _data(self, gateways: list[Gateway], warnings: list[dict[str, Any]]) -> dict[str, Any]:
+        about = await self._daemon.describe()
         names = {g.name for g in gateways}
         about["gateways"] = [g for g in about["gateways"] if g["name"] in names]
         return {**about, "warnings": warnings}
 
-    def _outcome(
+    async def _outcome(
         self, gateways: list[Gateway], errors: list[dict[str, Any]], warnings: list[dict[str, Any]]
     ) -> dict[str, Any]:
-        return reply(self._data(gateways, warnings), errors, 1 if errors else 0)
+        return reply(await self._data(gateways, warnings), errors, 1 if errors else 0)
 
     async def _wait_ready(self, gateway: Gateway, request: dict[str, Any]) -> dict[str, Any] | None:
         """None when READY, else the error that says why not. A second death is reason enough to stop waiting."""

@@ -21,7 +21,7 @@ MAX_LINES = 400
 RINGS = {
     "decide": {"decide"},
     "host": {"decide", "host"},
-    "engine": {"decide", "host", "engine", "."},
+    "engine": {"decide", "host", "engine", "gwconfig", "."},
     "client": {"decide"},
     "gwconfig": {"decide"},
     "cli": {"cli", "decide", "client", "gwconfig", "."},
@@ -31,13 +31,17 @@ RINGS = {
     "memory_tencentdb": {"memory_tencentdb"},
 }
 # What these verbs may also reach, but only when they run: inside a function.
-WHEN_NEEDED = {"tdai_supervisor.cli.lifecycle": {"host", "engine"}, "tdai_supervisor.cli.service": {"host"}}
+WHEN_NEEDED = {
+    "tdai_supervisor.cli.lifecycle": {"host", "engine"},
+    "tdai_supervisor.cli.service": {"host"},
+    "tdai_supervisor.cli.config": {"host"},  # the atomic write, the check call
+}
 # Libraries: ring -> distribution -> only inside a function?
 LIBRARIES = {
     "host": {"filelock": False, "psutil": True, "requests": True},
     "embedded": {"aiohttp": False},
-    "gwconfig": {"requests": True},
-    "cli": {"requests": True},
+    "gwconfig": {"ruamel": True},
+    "cli": {"ruamel": True},
     "memory_tencentdb": {"requests": True},
 }
 # Modules of the host Hermes that the provider looks for while it runs in it.
