@@ -161,27 +161,52 @@ def url(host: str, port: int | None) -> str | None:
     return None if port is None else f"http://{f'[{target}]' if ':' in target else target}:{port}"
 
 
-def probe(host: str, port: int, timeout: float) -> str | None:
-    """Ask /health once, bounded in total; None when it answers 200, else what is wrong."""
+def call(
+    host: str, port: int, path: str, timeout: float, body: dict[str, Any] | None = None, key: str | None = None
+) -> tuple[int, dict[str, Any]]:
+    """One request to a Gateway on this machine: (HTTP status, the JSON object it answered with, {} for anything else).
+
+    No proxy, no redirect, at most 1 MiB, timeout seconds in total. Raises OSError (TimeoutError included) or
+    ValueError.
+    """
     target = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104  (compared, not bound)
+    data = b"" if body is None else json.dumps(body).encode()
+    name = f"[{target}]" if ":" in target else target
+    head = [f"{'GET' if body is None else 'POST'} {path} HTTP/1.1", f"Host: {name}:{port}", "Connection: close"]
+    head += ["Content-Type: application/json", f"Content-Length: {len(data)}"] if data else []
+    head += [f"Authorization: Bearer {key}"] if key else []
     deadline = time.monotonic() + timeout
+    with socket.create_connection((target, port), timeout) as connection:
+        connection.sendall("\r\n".join([*head, "", ""]).encode() + data)
+        answer = b""
+        while len(answer) < 1024 * 1024:
+            connection.settimeout(max(0.001, deadline - time.monotonic()))
+            more = connection.recv(65536)
+            if not more:
+                break
+            answer += more
+    first, _, rest = answer.partition(b"\r\n")
+    words = first.split()
+    if len(words) < 2 or not words[1].isdigit():
+        raise ValueError("no HTTP answer")
     try:
-        with socket.create_connection((target, port), timeout) as connection:
-            name = f"[{target}]" if ":" in target else target
-            connection.sendall(f"GET /health HTTP/1.1\r\nHost: {name}:{port}\r\nConnection: close\r\n\r\n".encode())
-            data = b""
-            while b"\r\n" not in data:
-                connection.settimeout(max(0.001, deadline - time.monotonic()))
-                more = connection.recv(4096)
-                if not more:
-                    return "the connection was closed without an answer"
-                data += more
+        value = json.loads(rest.partition(b"\r\n\r\n")[2])
+    except ValueError:
+        value = {}
+    return int(words[1]), value if isinstance(value, dict) else {}
+
+
+def probe(host: str, port: int, timeout: float) -> str | None:
+    """Ask /health once; None when it answers 200, else what is wrong."""
+    try:
+        status, _ = call(host, port, "/health", timeout)
     except TimeoutError:
         return f"no answer within {timeout:g} s"
     except OSError as error:
-        return f"{error.strerror or error} ({target}:{port})"
-    words = data.split(b"\r\n", 1)[0].decode("latin-1").split()
-    return None if len(words) > 1 and words[1] == "200" else f"HTTP {' '.join(words[1:]) or 'nonsense'}"
+        return f"{error.strerror or error} ({host}:{port})"
+    except ValueError as error:
+        return str(error)
+    return None if status == 200 else f"HTTP {status}"
 
 
 def read_journal(path: str) -> str | None:

@@ -56,8 +56,14 @@ def parser() -> argparse.ArgumentParser:
     again = verb("restart", "end the Gateway and start it again")
     again.add_argument("--daemon", action="store_true", help="re-exec the daemon instead; Gateways run on")
     again.add_argument("--timeout", type=_seconds, metavar="S", help="wait at most S seconds")
-    verb("status", "show what runs and why")
-    verb("health", "whether the Gateway may receive: exit 0 ok, 1 not ok, 7 not running")
+    status = verb("status", "show what runs and why")
+    status.add_argument("--watch", action="store_true", help="show it again every second")
+    health = verb("health", "whether the Gateway may receive: exit 0 ok, 1 not ok, 7 not running")
+    health.add_argument("--deep", action="store_true", help="capture and find a canary, look at LLM, disk, extraction")
+    verb("doctor", "examine everything; each finding with the command that mends it", named=False)
+    diagnose = verb("diagnose", "write one redacted archive for a bug report", named=False)
+    diagnose.add_argument("file", nargs="?", metavar="FILE", help="where to (default: in this directory)")
+    diagnose.add_argument("--with-logs", action="store_true", help="include the Gateways' logs, which hold user text")
     logs = verb("logs", "show the Gateway's logs", named=False)
     logs.add_argument("name", nargs="?", default="default", metavar="NAME", help="which Gateway")
     logs.add_argument("-n", "--lines", type=int, default=50, metavar="N", help="how many lines (default 50)")
@@ -179,7 +185,15 @@ def _run(command: str, a: argparse.Namespace) -> Result | int:
     from tdai_supervisor.cli import observe
 
     if command == "status":
+        if a.watch and not getattr(a, "json", False):
+            return _watch(root, a.name)
         return observe.status(root, a.name)
+    if command in ("doctor", "diagnose") or (command == "health" and a.deep):
+        from tdai_supervisor.cli import doctor
+
+        if command == "health":
+            return doctor.deep(root, a.name)
+        return doctor.doctor(root) if command == "doctor" else doctor.diagnose(root, a.file, with_logs=a.with_logs)
     if command == "health":
         return observe.health(root, a.name)
     if command == "logs":
@@ -203,6 +217,23 @@ def _run(command: str, a: argparse.Namespace) -> Result | int:
             return _follow(result, history.follow(root, a.name, as_json=getattr(a, "json", False)))
         return result
     return observe.version(root)
+
+
+def _watch(root: str, name: str | None) -> int:
+    """Print status again and again until Ctrl-C; the screen is cleared only on a terminal."""
+    import time
+
+    from tdai_supervisor.cli import observe
+
+    try:
+        while True:
+            result = observe.status(root, name)
+            if sys.stdout.isatty():
+                print("\x1b[H\x1b[2J", end="")
+            _print(result, False)
+            time.sleep(1)
+    except KeyboardInterrupt:
+        return envelope.OK
 
 
 def _follow(result: Result, lines: Iterator[str]) -> int:

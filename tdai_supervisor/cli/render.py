@@ -124,3 +124,16 @@ def _config_line(key: str, value: Any) -> str:
 
 
 _TEXTS |= {"config": _config}
+
+
+def _doctor(data: dict[str, Any]) -> str:
+    if not data["findings"]:
+        return "nothing found: all is well"
+    return "\n".join(f"* {f['fact']}\n    why  {f['why']}\n    fix  {f['fix']}" for f in data["findings"])
+
+
+def _diagnose(data: dict[str, Any]) -> str:
+    return f"{data['path']}: {', '.join(data['files'])}"
+
+
+_TEXTS |= {"doctor": _doctor, "diagnose": _diagnose}
