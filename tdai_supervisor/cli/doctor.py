@@ -156,7 +156,8 @@ def deep(root: str, name: str | None) -> Result:
     base = observe.health(root, name)
     if base.data is None or base.exit_code == envelope.NOT_RUNNING:
         return base
-    errors, warnings = list(base.errors), []
+    errors = list(base.errors)
+    warnings: list[dict[str, Any]] = []
     for g in base.data["gateways"]:
         if g["state"] != "READY":
             continue

@@ -79,6 +79,9 @@ def parser() -> argparse.ArgumentParser:
     daemon = verb("daemon", "run the daemon in the foreground", named=False)
     keepers = ("none", "supervisord", "systemd-user", "systemd-system")
     daemon.add_argument("--keeper", choices=keepers, default="none", help=argparse.SUPPRESS)
+    completion = verb("completion", "print a completion script for bash, zsh or fish", named=False)
+    completion.add_argument("shell", metavar="SHELL")
+    verb("man", "print the man page", named=False)
     verb("version", "print the versions of this command and of the daemon", named=False)
     return top
 
@@ -201,6 +204,12 @@ def _run(command: str, a: argparse.Namespace) -> Result | int:
         if a.follow and not getattr(a, "json", False):
             return _follow(result, observe.follow(list(result.data)))
         return result
+    if command in ("completion", "man"):
+        from tdai_supervisor.cli import manners
+
+        if command == "man":
+            return Result("man", {"page": manners.man(parser())})
+        return manners.completion(parser(), a.shell)
     if command == "config":
         from tdai_supervisor.cli import config
 

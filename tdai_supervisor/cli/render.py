@@ -137,3 +137,14 @@ def _diagnose(data: dict[str, Any]) -> str:
 
 
 _TEXTS |= {"doctor": _doctor, "diagnose": _diagnose}
+
+
+def _completion(data: dict[str, Any]) -> str:
+    return str(data["script"]).rstrip("\n")
+
+
+def _man(data: dict[str, Any]) -> str:
+    return str(data["page"]).rstrip("\n")
+
+
+_TEXTS |= {"completion": _completion, "man": _man}

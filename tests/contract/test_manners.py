@@ -1,0 +1,63 @@
+"""Completion and man page come from the parser and really work."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+
+import pytest
+
+from tdai_supervisor.cli import manners
+from tdai_supervisor.cli.main import parser
+from tests.support.command import Ctl
+
+
+def test_every_verb_is_in_help_completion_and_man(ctl: Ctl) -> None:
+    """One source: no verb is forgotten anywhere."""
+    verbs = list(manners.subparsers(parser()))
+    for said in (ctl("--help"), ctl("completion", "bash"), ctl("completion", "fish"), ctl("man")):
+        assert said.code == 0
+        assert all(verb.replace("-", "\\-") in said.out or verb in said.out for verb in verbs), said.out
+
+
+def test_help_starts_with_an_example_and_fits_80_columns(ctl: Ctl) -> None:
+    """Example first; every page fits a small terminal."""
+    assert "example: memory-tencentdb-ctl start" in ctl("--help").out.split("\n\n")[1]
+    for path, _ in manners.walk(parser()):
+        said = ctl(*path, "--help", env={"COLUMNS": "80"})
+        assert said.code == 0
+        assert max(map(len, said.out.splitlines())) <= 80, path
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("memory-tencentdb-ctl sta", "start status"),
+        ("memory-tencentdb-ctl config vdb-", "vdb-off vdb-on"),
+        ("memory-tencentdb-ctl start --no", "--no-wait"),
+    ],
+)
+def test_bash_completes(ctl: Ctl, line: str, expected: str) -> None:
+    """The script, sourced by a real bash."""
+    words = line.split()
+    script = ctl("completion", "bash").out
+    code = f"{script}\nCOMP_WORDS=({' '.join(words)}); COMP_CWORD={len(words) - 1}; _memory_tencentdb_ctl"
+    code += '; echo "${COMPREPLY[*]}"'
+    done = subprocess.run(["bash", "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == expected
+
+
+@pytest.mark.parametrize("shell", ["zsh", "fish"])
+def test_other_shells_take_their_scripts(ctl: Ctl, shell: str) -> None:
+    """Where the shell is installed it parses the script; its content is there in any case."""
+    script = ctl("completion", shell).out
+    assert "start" in script
+    if shutil.which(shell):
+        subprocess.run([shell, "-n"], input=script, text=True, check=True)
+
+
+def test_an_unknown_shell_is_a_usage_error(ctl: Ctl) -> None:
+    """It names the known ones."""
+    said = ctl("completion", "tcsh")
+    assert said.code == 2
+    assert "bash, zsh, fish" in said.err
