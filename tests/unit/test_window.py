@@ -26,7 +26,7 @@ def simulate(
     sleeps: Callable[[float], float] = lambda now: 0.0,
     **settings: float,
 ) -> list[tuple[float, Event]]:
-    """Verdicts over time. answer(t): seconds until a probe sent at t is answered. sleeps(t): how late a wake at t is."""
+    """Verdicts over time. answer(t): seconds until a probe of t is answered. sleeps(t): how late a wake at t is."""
     config = gateway(**settings)
     now, window, told = 0.0, Window(config, 0.0), []
 
