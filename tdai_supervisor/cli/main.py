@@ -76,6 +76,7 @@ def parser() -> argparse.ArgumentParser:
     verb("why", "tell the last transitions as sentences")
     verb("metrics", "print OpenMetrics text", named=False)
     _config_verbs(verbs, common)
+    _hermes_verbs(verbs, common)
     daemon = verb("daemon", "run the daemon in the foreground", named=False)
     keepers = ("none", "supervisord", "systemd-user", "systemd-system")
     daemon.add_argument("--keeper", choices=keepers, default="none", help=argparse.SUPPRESS)
@@ -124,6 +125,29 @@ def _config_verbs(verbs: Any, common: argparse.ArgumentParser) -> None:
     action("path", "where the file is", changes=False)
     action("validate", "say what is wrong with it", changes=False)
     action("import-env", "write this shell's LLM variables into it", changes=True)
+
+
+def _hermes_verbs(verbs: Any, common: argparse.ArgumentParser) -> None:
+    """hermes ACTION …"""
+    top = verbs.add_parser("hermes", help="bring the plugin to Hermes' profiles", parents=[common])
+    actions = top.add_subparsers(dest="action", metavar="ACTION", required=True, parser_class=_Parser)
+    helps = {
+        "list": "show every profile and what is wrong with it",
+        "install": "link the plugin into a profile",
+        "enable": "link the plugin and make it the memory provider",
+        "disable": "make it the memory provider no longer",
+    }
+    for name, help_ in helps.items():
+        sub = actions.add_parser(name, help=help_, description=help_, parents=[common])
+        which = sub.add_mutually_exclusive_group()
+        which.add_argument("--profile", metavar="NAME", help="one profile (default: the default one)")
+        which.add_argument("--all", action="store_true", help="every profile")
+        if name != "list":
+            sub.add_argument("--dry-run", action="store_true", help="say what would change, change nothing")
+            sub.set_defaults(copy=False, replace=False)
+        if name in ("install", "enable"):
+            sub.add_argument("--copy", action="store_true", help="copy the plugin instead of linking it")
+            sub.add_argument("--replace", action="store_true", help="move another provider in its place aside")
 
 
 def _seconds(text: str) -> float:
@@ -210,6 +234,10 @@ def _run(command: str, a: argparse.Namespace) -> Result | int:
         if command == "man":
             return Result("man", {"page": manners.man(parser())})
         return manners.completion(parser(), a.shell)
+    if command == "hermes":
+        from tdai_supervisor.cli import hermes
+
+        return hermes.run(root, a)
     if command == "config":
         from tdai_supervisor.cli import config
 

@@ -148,3 +148,16 @@ def _man(data: dict[str, Any]) -> str:
 
 
 _TEXTS |= {"completion": _completion, "man": _man}
+
+
+def _hermes(data: dict[str, Any]) -> str:
+    lines = [("would " if data.get("dry_run") else "") + change for change in data["changes"]]
+    for p in data["profiles"]:
+        enabled = "enabled" if p["enabled"] else "not enabled"
+        lines.append(f"{p['name']:<12} {enabled}: plugin {p['plugin']}, memory.provider {p['provider']!r}, {p['home']}")
+        lines += [f"             {note}" for note in p["notes"]]
+    lines += [f"found {path}: it wins over every profile's plugin" for path in data["bundled"]]
+    return "\n".join(lines)
+
+
+_TEXTS |= {"hermes": _hermes}
