@@ -75,6 +75,13 @@ def parser() -> argparse.ArgumentParser:
     events.add_argument("--since", metavar="T", help="only since T: 10m, 2h, 3d, or an RFC 3339 time")
     verb("why", "tell the last transitions as sentences")
     verb("metrics", "print OpenMetrics text", named=False)
+    for name, help_ in (
+        ("backup", "write all data into an archive, while the Gateway runs"),
+        ("restore", "put an archive in place of the data"),
+    ):
+        data = verb(name, help_, named=False)
+        data.add_argument("file", metavar="FILE")
+        data.add_argument("--gateway", default="default", metavar="NAME", help="whose data (default: default)")
     _config_verbs(verbs, common)
     _hermes_verbs(verbs, common)
     daemon = verb("daemon", "run the daemon in the foreground", named=False)
@@ -234,6 +241,10 @@ def _run(command: str, a: argparse.Namespace) -> Result | int:
         if command == "man":
             return Result("man", {"page": manners.man(parser())})
         return manners.completion(parser(), a.shell)
+    if command in ("backup", "restore"):
+        from tdai_supervisor.cli import data
+
+        return (data.backup if command == "backup" else data.restore)(root, a.gateway, a.file)
     if command == "hermes":
         from tdai_supervisor.cli import hermes
 

@@ -77,17 +77,6 @@ def _version(data: dict[str, Any]) -> str:
     return f"memory-tencentdb-ctl {data['ctl']}\ndaemon {data['daemon'] or 'not running'}"
 
 
-_TEXTS = {
-    "status": _status,
-    "start": _status,
-    "stop": _status,
-    "restart": _status,
-    "health": _health,
-    "logs": _logs,
-    "version": _version,
-}
-
-
 def event(entry: dict[str, Any]) -> str:
     """One transition as a line."""
     return f"{entry.get('at')} {entry.get('gateway')}: {entry.get('from')} -> {entry.get('to')}: {entry.get('cause')}"
@@ -105,9 +94,6 @@ def _metrics(data: dict[str, str]) -> str:
     return data["text"].rstrip("\n")
 
 
-_TEXTS |= {"events": _events, "why": _why, "metrics": _metrics}
-
-
 def _config(data: dict[str, Any]) -> str:
     if "values" in data:
         return "\n".join(_config_line(key, value) for key, value in data["values"].items())
@@ -123,9 +109,6 @@ def _config_line(key: str, value: Any) -> str:
     return f"{key} = {value}"
 
 
-_TEXTS |= {"config": _config}
-
-
 def _doctor(data: dict[str, Any]) -> str:
     if not data["findings"]:
         return "nothing found: all is well"
@@ -136,18 +119,12 @@ def _diagnose(data: dict[str, Any]) -> str:
     return f"{data['path']}: {', '.join(data['files'])}"
 
 
-_TEXTS |= {"doctor": _doctor, "diagnose": _diagnose}
-
-
 def _completion(data: dict[str, Any]) -> str:
     return str(data["script"]).rstrip("\n")
 
 
 def _man(data: dict[str, Any]) -> str:
     return str(data["page"]).rstrip("\n")
-
-
-_TEXTS |= {"completion": _completion, "man": _man}
 
 
 def _hermes(data: dict[str, Any]) -> str:
@@ -160,4 +137,32 @@ def _hermes(data: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-_TEXTS |= {"hermes": _hermes}
+def _backup(data: dict[str, Any]) -> str:
+    return f"{data['path']}: {data['files']} files, {data['bytes']} bytes"
+
+
+def _restore(data: dict[str, Any]) -> str:
+    kept = f"; what was there is kept in {data['kept']}" if data["kept"] else ""
+    return f"{data['files']} files restored to {data['data_dir']}{kept}"
+
+
+_TEXTS = {
+    "status": _status,
+    "start": _status,
+    "stop": _status,
+    "restart": _status,
+    "health": _health,
+    "logs": _logs,
+    "version": _version,
+    "events": _events,
+    "why": _why,
+    "metrics": _metrics,
+    "config": _config,
+    "doctor": _doctor,
+    "diagnose": _diagnose,
+    "completion": _completion,
+    "man": _man,
+    "hermes": _hermes,
+    "backup": _backup,
+    "restore": _restore,
+}

@@ -99,10 +99,11 @@ def test_usage(ctl: Ctl, words: list[str]) -> None:
 
 
 def test_second_daemon(running: Ctl) -> None:
-    """75: another daemon holds the root; it gives up after 10 s and names the holder."""
-    done = running("daemon", timeout=15)
+    """75: another daemon holds the root; it gives up after 10 s and names the holder, in the envelope too."""
+    done = running("daemon", "--json", timeout=15)
     assert done.code == 75
-    assert str(running.status()["daemon"]["pid"]) in done.err
+    assert done.json["exit_code"] == 75
+    assert str(running.status()["daemon"]["pid"]) in done.json["errors"][0]["message"]
 
 
 def test_restart_daemon_without_one(ctl: Ctl) -> None:
