@@ -121,7 +121,29 @@ def _set_all(prefix: str, values: Mapping[str, Any]) -> dict[str, Any]:
 def _llm(root: str, gateway: GatewaySettings, path: str, a: Namespace) -> Result:
     key = _secret(a.api_key, a.api_key_env)
     changes = _set_all("llm", {"apiKey": key, "baseUrl": a.base_url, "model": a.model})
-    return _apply(root, path, _something(changes, "--api-key, --base-url or --model"), a)
+    result = _apply(root, path, _something(changes, "--api-key, --base-url or --model"), a)
+    hermes = os.environ.get("MEMORY_TENCENTDB_MODE", "").strip().lower() == "hermes"
+    if result.data and result.data["written"] and hermes:
+        result.data["env_file"] = _write_fragment(gwconfig.parse(path, _read(path)))
+    return result
+
+
+def _write_fragment(config: Mapping[str, Any]) -> str:
+    """The env.d file that Hermes' own supervision reads: the LLM's values, quoted for a shell, 0600."""
+    import shlex
+
+    from tdai_supervisor.host import disk
+
+    home = os.path.expanduser(os.environ.get("HERMES_HOME", "").strip() or "~/.hermes")
+    path = os.path.join(home, "env.d", "memory-tencentdb-llm.sh")
+    names = {"llm.apiKey": "API_KEY", "llm.baseUrl": "BASE_URL", "llm.model": "MODEL"}
+    lines = ["# Written by memory-tencentdb-ctl config llm --hermes"]
+    for key, name in names.items():
+        if isinstance(value := gwconfig.get(config, key), str):
+            lines += [f"export {prefix}_LLM_{name}={shlex.quote(value)}" for prefix in ("TDAI", "MEMORY_TENCENTDB")]
+    os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
+    disk.write(path, "\n".join(lines) + "\n", durable=True)
+    return path
 
 
 def _something(changes: dict[str, Any], options: str) -> dict[str, Any]:

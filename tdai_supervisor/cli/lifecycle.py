@@ -118,7 +118,8 @@ def _bring_up(root: str) -> None:
         text = disk.read(paths.settings(root)) or ""
         chosen = settings.load(root, text, os.environ, os.path.exists)
         if owner is None:
-            names = {k: v for k, v in os.environ.items() if settings.ENVIRONMENT_NAMES.fullmatch(k)}
+            own = {k: v for k, v in os.environ.items() if settings.ENVIRONMENT_NAMES.fullmatch(k)}
+            names = _fragments() | own
             disk.write(paths.environment(root), json.dumps(names) + "\n", durable=False)
         others = {k: v for k, v in os.environ.items() if not settings.ENVIRONMENT_NAMES.fullmatch(k)}
         keeper = keepers.Supervisord(root)
@@ -133,6 +134,16 @@ def _bring_up(root: str) -> None:
                 # The kept copy waits for the lock; the unkept daemon leaves it to it, and no Gateway notices.
                 client.request(root, "leave", STUCK)
         _wait_for_daemon(root, keeper, old)
+
+
+FRAGMENTS = ("/etc/profile.d/memory-tencentdb-env.sh", "/etc/profile.d/hermes-env.sh")
+
+
+def _fragments() -> dict[str, str]:
+    """What the shell files of today's installer export: below what the caller's own environment says."""
+    home = os.path.expanduser(os.environ.get("HERMES_HOME", "").strip() or "~/.hermes")
+    files = [*FRAGMENTS, os.path.join(home, "env.d", "memory-tencentdb-llm.sh")]
+    return {k: v for path in files for k, v in settings.shell_exports(client.read_text_whole(path) or "").items()}
 
 
 def _wait_for_daemon(root: str, keeper: Any, old: int | None) -> None:

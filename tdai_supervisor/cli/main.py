@@ -10,158 +10,11 @@ import argparse
 import os
 import sys
 from collections.abc import Iterator
-from typing import Any, NoReturn
 
 from tdai_supervisor.cli import envelope
+from tdai_supervisor.cli.arguments import UsageError, parser
 from tdai_supervisor.cli.envelope import Result, failure
 from tdai_supervisor.decide.checks import SettingsError
-
-EXAMPLE = "example: memory-tencentdb-ctl start && memory-tencentdb-ctl status\n\n"
-
-
-class _UsageError(Exception):
-    """argparse is not satisfied."""
-
-
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise _UsageError(f"{message}; try `{self.prog} --help`")
-
-
-def parser() -> argparse.ArgumentParser:
-    """The whole command line."""
-    common = _Parser(add_help=False, argument_default=argparse.SUPPRESS)
-    common.add_argument("--json", action="store_true", help="print one JSON object")
-    common.add_argument("--root", metavar="DIR", help="supervisor root (default: $MEMORY_TENCENTDB_ROOT)")
-    top = _Parser(
-        prog="memory-tencentdb-ctl",
-        description=EXAMPLE + "Run the memory Gateway and look after it.",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        parents=[common],
-    )
-    top.add_argument("--version", action="store_true", dest="show_version", help="print the versions")
-    verbs = top.add_subparsers(dest="verb", metavar="VERB", parser_class=_Parser)
-
-    def verb(name: str, help_: str, named: bool = True) -> argparse.ArgumentParser:
-        sub = verbs.add_parser(name, help=help_, description=help_, parents=[common])
-        if named:
-            sub.add_argument("name", nargs="?", metavar="NAME", help="one Gateway (default: all)")
-        return sub
-
-    start = verb("start", "have the Gateway run, and return when it is READY")
-    start.add_argument("--no-wait", action="store_true", help="return at once")
-    start.add_argument("--timeout", type=_seconds, metavar="S", help="wait at most S seconds")
-    start.add_argument("--take-over", action="store_true", help="end a Gateway somebody else started, and run ours")
-    verb("stop", "end the Gateway; without NAME also daemon and keeper")
-    again = verb("restart", "end the Gateway and start it again")
-    again.add_argument("--daemon", action="store_true", help="re-exec the daemon instead; Gateways run on")
-    again.add_argument("--timeout", type=_seconds, metavar="S", help="wait at most S seconds")
-    status = verb("status", "show what runs and why")
-    status.add_argument("--watch", action="store_true", help="show it again every second")
-    health = verb("health", "whether the Gateway may receive: exit 0 ok, 1 not ok, 7 not running")
-    health.add_argument("--deep", action="store_true", help="capture and find a canary, look at LLM, disk, extraction")
-    verb("doctor", "examine everything; each finding with the command that mends it", named=False)
-    diagnose = verb("diagnose", "write one redacted archive for a bug report", named=False)
-    diagnose.add_argument("file", nargs="?", metavar="FILE", help="where to (default: in this directory)")
-    diagnose.add_argument("--with-logs", action="store_true", help="include the Gateways' logs, which hold user text")
-    logs = verb("logs", "show the Gateway's logs", named=False)
-    logs.add_argument("name", nargs="?", default="default", metavar="NAME", help="which Gateway")
-    logs.add_argument("-n", "--lines", type=int, default=50, metavar="N", help="how many lines (default 50)")
-    logs.add_argument("-f", "--follow", action="store_true", help="go on printing new lines")
-    logs.add_argument("--stream", choices=("all", "out", "err", "stdout", "stderr"), default="all", help="which log")
-    events = verb("events", "show what happened, one transition a line")
-    events.add_argument("-n", "--lines", type=int, default=50, metavar="N", help="how many (default 50)")
-    events.add_argument("-f", "--follow", action="store_true", help="go on printing new ones")
-    events.add_argument("--since", metavar="T", help="only since T: 10m, 2h, 3d, or an RFC 3339 time")
-    verb("why", "tell the last transitions as sentences")
-    verb("metrics", "print OpenMetrics text", named=False)
-    for name, help_ in (
-        ("backup", "write all data into an archive, while the Gateway runs"),
-        ("restore", "put an archive in place of the data"),
-    ):
-        data = verb(name, help_, named=False)
-        data.add_argument("file", metavar="FILE")
-        data.add_argument("--gateway", default="default", metavar="NAME", help="whose data (default: default)")
-    _config_verbs(verbs, common)
-    _hermes_verbs(verbs, common)
-    daemon = verb("daemon", "run the daemon in the foreground", named=False)
-    keepers = ("none", "supervisord", "systemd-user", "systemd-system")
-    daemon.add_argument("--keeper", choices=keepers, default="none", help=argparse.SUPPRESS)
-    completion = verb("completion", "print a completion script for bash, zsh or fish", named=False)
-    completion.add_argument("shell", metavar="SHELL")
-    verb("man", "print the man page", named=False)
-    verb("version", "print the versions of this command and of the daemon", named=False)
-    return top
-
-
-def _config_verbs(verbs: Any, common: argparse.ArgumentParser) -> None:
-    """config ACTION …"""
-    top = verbs.add_parser("config", help="read and change the Gateway's configuration", parents=[common])
-    actions = top.add_subparsers(dest="action", metavar="ACTION", required=True, parser_class=_Parser)
-
-    def action(name: str, help_: str, *, changes: bool, checked: bool = False) -> argparse.ArgumentParser:
-        sub: argparse.ArgumentParser = actions.add_parser(name, help=help_, description=help_, parents=[common])
-        sub.add_argument("--gateway", default="default", metavar="NAME", help="whose file (default: default)")
-        if changes:
-            sub.add_argument("--dry-run", action="store_true", help="show the difference, write nothing")
-            sub.add_argument("--restart", action="store_true", help="restart the Gateway afterwards")
-        if checked:
-            sub.add_argument("--check", action="store_true", help="make one cheap call first; write only if it works")
-        return sub
-
-    def keyed(sub: argparse.ArgumentParser, *options: str) -> None:
-        sub.add_argument("--api-key", metavar="KEY", help='the key, or "-" to read it from standard input')
-        sub.add_argument("--api-key-env", metavar="VAR", help="read the key from this environment variable")
-        for option in options:
-            sub.add_argument(option, metavar=option.strip("-").upper())
-
-    keyed(action("llm", "the language model", changes=True, checked=True), "--base-url", "--model")
-    embedding = action("embedding", "the embedding model", changes=True, checked=True)
-    keyed(embedding, "--provider", "--base-url", "--model", "--dimensions", "--proxy-url")
-    vdb = action("vdb", "the Tencent VectorDB backend", changes=True)
-    keyed(vdb, "--url", "--username", "--database", "--alias", "--embedding-model", "--ca-pem")
-    vdb.add_argument("--no-set-backend", action="store_true", help="store the credentials, keep the backend")
-    off = action("vdb-off", "back to SQLite", changes=True)
-    off.add_argument("--purge-creds", action="store_true", help="remove the credentials too")
-    action("vdb-on", "use the VectorDB credentials that are there", changes=True)
-    action("set", "set one key", changes=True).add_argument("key", metavar="KEY")
-    actions.choices["set"].add_argument("value", metavar="VALUE")
-    action("unset", "remove one key", changes=True).add_argument("key", metavar="KEY")
-    action("get", "show one key, secrets redacted", changes=False).add_argument("key", metavar="KEY")
-    action("show", "show all of it, secrets redacted", changes=False).add_argument("--origin", action="store_true")
-    action("path", "where the file is", changes=False)
-    action("validate", "say what is wrong with it", changes=False)
-    action("import-env", "write this shell's LLM variables into it", changes=True)
-
-
-def _hermes_verbs(verbs: Any, common: argparse.ArgumentParser) -> None:
-    """hermes ACTION …"""
-    top = verbs.add_parser("hermes", help="bring the plugin to Hermes' profiles", parents=[common])
-    actions = top.add_subparsers(dest="action", metavar="ACTION", required=True, parser_class=_Parser)
-    helps = {
-        "list": "show every profile and what is wrong with it",
-        "install": "link the plugin into a profile",
-        "enable": "link the plugin and make it the memory provider",
-        "disable": "make it the memory provider no longer",
-    }
-    for name, help_ in helps.items():
-        sub = actions.add_parser(name, help=help_, description=help_, parents=[common])
-        which = sub.add_mutually_exclusive_group()
-        which.add_argument("--profile", metavar="NAME", help="one profile (default: the default one)")
-        which.add_argument("--all", action="store_true", help="every profile")
-        if name != "list":
-            sub.add_argument("--dry-run", action="store_true", help="say what would change, change nothing")
-            sub.set_defaults(copy=False, replace=False)
-        if name in ("install", "enable"):
-            sub.add_argument("--copy", action="store_true", help="copy the plugin instead of linking it")
-            sub.add_argument("--replace", action="store_true", help="move another provider in its place aside")
-
-
-def _seconds(text: str) -> float:
-    value = float(text)
-    if not 0 < value <= 86400:
-        raise argparse.ArgumentTypeError("must be more than 0 and at most 86400 seconds")
-    return value
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -174,9 +27,9 @@ def main(argv: list[str] | None = None) -> int:
         as_json = getattr(arguments, "json", False)
         command = "version" if arguments.show_version else arguments.verb or ""
         if not command:
-            raise _UsageError("no verb given; try `memory-tencentdb-ctl --help`")
+            raise UsageError("no verb given; try `memory-tencentdb-ctl --help`")
         result = _run(command, arguments)
-    except _UsageError as error:
+    except UsageError as error:
         result = failure(command, "usage", str(error), None, envelope.USAGE)
     except SettingsError as error:
         result = failure(command, "settings", str(error), None, envelope.NOT_CONFIGURED)
@@ -205,7 +58,12 @@ def _print(result: Result, as_json: bool) -> int:
 
 
 def _run(command: str, a: argparse.Namespace) -> Result | int:
+    if mode := getattr(a, "mode", None):
+        os.environ["MEMORY_TENCENTDB_MODE"] = mode
+    a.dry_run = getattr(a, "dry_run", False)
     root = _root(getattr(a, "root", None))
+    if command in ("start", "stop", "restart") and a.dry_run:
+        return Result(command, {"plan": _PLANS[command].format(name=a.name or "every Gateway"), "root": root})
     if command in ("start", "stop", "restart", "daemon"):
         from tdai_supervisor.cli import lifecycle
 
@@ -231,7 +89,8 @@ def _run(command: str, a: argparse.Namespace) -> Result | int:
     if command == "health":
         return observe.health(root, a.name)
     if command == "logs":
-        result = observe.logs(root, a.name, a.stream, a.lines)
+        name, stream, lines = _log_words(a)
+        result = observe.logs(root, name, stream, lines)
         if a.follow and not getattr(a, "json", False):
             return _follow(result, observe.follow(list(result.data)))
         return result
@@ -245,10 +104,14 @@ def _run(command: str, a: argparse.Namespace) -> Result | int:
         from tdai_supervisor.cli import data
 
         return (data.backup if command == "backup" else data.restore)(root, a.gateway, a.file)
-    if command == "hermes":
+    if command in ("hermes", "enable-hermes-memory"):
         from tdai_supervisor.cli import hermes
 
-        return hermes.run(root, a)
+        if command != "hermes":
+            a = argparse.Namespace(
+                action="enable", profile=None, all=False, copy=False, replace=False, dry_run=a.dry_run
+            )
+        return hermes.run(root, a)._replace(command=command)
     if command == "config":
         from tdai_supervisor.cli import config
 
@@ -265,6 +128,26 @@ def _run(command: str, a: argparse.Namespace) -> Result | int:
             return _follow(result, history.follow(root, a.name, as_json=getattr(a, "json", False)))
         return result
     return observe.version(root)
+
+
+_PLANS = {
+    "start": "would bring up keeper and daemon if they are not there, and have {name} run until READY",
+    "stop": "would end {name}, wait until its processes, lease and port are free; without NAME daemon and keeper too",
+    "restart": "would end {name} and start it again",
+}
+
+
+def _log_words(a: argparse.Namespace) -> tuple[str, str, int]:
+    """(Gateway, stream, lines) of `logs [NAME] [out|err|all] [N]`, in any order."""
+    name, stream, lines = "default", a.stream, a.lines
+    for word in a.words:
+        if word in ("out", "stdout", "err", "stderr", "all"):
+            stream = word
+        elif word.isdecimal():
+            lines = int(word)
+        else:
+            name = word
+    return name, stream, lines
 
 
 def _watch(root: str, name: str | None) -> int:

@@ -26,6 +26,8 @@ def _nothing(_: Any) -> str:
 
 
 def _status(data: dict[str, Any]) -> str:
+    if "plan" in data:
+        return str(data["plan"])
     daemon = data["daemon"]
     if daemon["running"]:
         lines = [f"daemon   pid {daemon['pid']}, version {daemon['version']}, kept by {daemon['keeper']}"]
@@ -163,6 +165,7 @@ _TEXTS = {
     "completion": _completion,
     "man": _man,
     "hermes": _hermes,
+    "enable-hermes-memory": _hermes,
     "backup": _backup,
     "restore": _restore,
 }

@@ -84,6 +84,24 @@ class Settings:
     warnings: tuple[str, ...]
 
 
+def shell_exports(text: str) -> dict[str, str]:
+    """The names of ours that a shell fragment exports (`export TDAI_LLM_MODEL=x`); other lines are passed over.
+
+    Nothing is executed or expanded: a value with `$` or a command in it is left out.
+    """
+    found = {}
+    for line in text.splitlines():
+        try:
+            words = shlex.split(line, comments=True)
+        except ValueError:
+            continue
+        name, equals, value = words[-1].partition("=") if words else ("", "", "")
+        plain = len(words) == 1 or (len(words) == 2 and words[0] == "export")
+        if plain and equals and ENVIRONMENT_NAMES.fullmatch(name) and not any(c in value for c in "$`"):
+            found[name] = value
+    return found
+
+
 def default_root(env: Mapping[str, str]) -> str:
     """The supervisor root: $MEMORY_TENCENTDB_ROOT, else ~/.memory-tencentdb; absolute, `~` expanded."""
     home = env.get("HOME") or os.path.expanduser("~")
@@ -250,8 +268,8 @@ def _config_file(source: _Source, data_dir: str) -> str:
 
 def _log_dir(source: _Source, data_dir: str) -> str:
     found = source.env.get("MEMORY_TENCENTDB_LOG_DIR", "").strip()
-    hermes = source.env.get("HERMES_HOME", "").strip()
-    if not found and source.env.get("MEMORY_TENCENTDB_MODE", "").strip().lower() == "hermes" and hermes:
+    hermes = source.env.get("HERMES_HOME", "").strip() or os.path.join(source.home, ".hermes")
+    if not found and source.env.get("MEMORY_TENCENTDB_MODE", "").strip().lower() == "hermes":
         found = os.path.join(hermes, "logs", "memory_tencentdb")
     if not found:
         return os.path.join(data_dir, "logs")

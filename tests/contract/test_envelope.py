@@ -36,7 +36,7 @@ def envelope_of(done: Done, verb: str) -> dict[str, Any]:
     return value
 
 
-@pytest.mark.parametrize("verb", ["start", "restart", *sorted(set(VERBS) - ACTING - {"backup", "diagnose", "hermes", "restore"})])
+@pytest.mark.parametrize("verb", ["start", "restart", *sorted(set(VERBS) - ACTING - {"backup", "diagnose", "enable-hermes-memory", "hermes", "restore"})])
 def test_success(running: Ctl, verb: str) -> None:
     """A verb that succeeds says ok, carries data and names no error."""
     value = envelope_of(running(*COMPLETE.get(verb, [verb]), "--json"), verb)

@@ -1,0 +1,172 @@
+"""The command line: every verb and option, and nothing of what they do.
+
+Invariants: this is the one source of help, completion and the man page.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+EXAMPLE = "example: memory-tencentdb-ctl start && memory-tencentdb-ctl status\n\n"
+
+
+class UsageError(Exception):
+    """argparse is not satisfied."""
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{message}; try `{self.prog} --help`")
+
+
+Verb = Callable[..., argparse.ArgumentParser]
+
+
+def parser() -> argparse.ArgumentParser:
+    """The whole command line."""
+    common = _Parser(add_help=False, argument_default=argparse.SUPPRESS)
+    common.add_argument("--json", action="store_true", help="print one JSON object")
+    common.add_argument("--root", metavar="DIR", help="supervisor root (default: $MEMORY_TENCENTDB_ROOT)")
+    common.add_argument("--dry-run", action="store_true", help="say what would change, change nothing")
+    common.add_argument("--hermes", action="store_const", const="hermes", dest="mode", help=argparse.SUPPRESS)
+    common.add_argument("--standalone", action="store_const", const="standalone", dest="mode", help=argparse.SUPPRESS)
+    top = _Parser(
+        prog="memory-tencentdb-ctl",
+        description=EXAMPLE + "Run the memory Gateway and look after it.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        parents=[common],
+    )
+    top.add_argument("--version", action="store_true", dest="show_version", help="print the versions")
+    verbs = top.add_subparsers(dest="verb", metavar="VERB", parser_class=_Parser)
+
+    def verb(name: str, help_: str, named: bool = True) -> argparse.ArgumentParser:
+        sub = verbs.add_parser(name, help=help_, description=help_, parents=[common])
+        if named:
+            sub.add_argument("name", nargs="?", metavar="NAME", help="one Gateway (default: all)")
+        return sub
+
+    _lifecycle_verbs(verb)
+    _looking_verbs(verb)
+    _config_verbs(verbs, common)
+    _hermes_verbs(verbs, common)
+    daemon = verb("daemon", "run the daemon in the foreground", named=False)
+    keepers = ("none", "supervisord", "systemd-user", "systemd-system")
+    daemon.add_argument("--keeper", choices=keepers, default="none", help=argparse.SUPPRESS)
+    verb("enable-hermes-memory", "the same as `hermes enable`", named=False)
+    completion = verb("completion", "print a completion script for bash, zsh or fish", named=False)
+    completion.add_argument("shell", metavar="SHELL")
+    verb("man", "print the man page", named=False)
+    verb("version", "print the versions of this command and of the daemon", named=False)
+    return top
+
+
+def _lifecycle_verbs(verb: Verb) -> None:
+    """What changes what runs."""
+    start = verb("start", "have the Gateway run, and return when it is READY")
+    start.add_argument("--no-wait", action="store_true", help="return at once")
+    start.add_argument("--timeout", type=_seconds, metavar="S", help="wait at most S seconds")
+    start.add_argument("--take-over", action="store_true", help="end a Gateway somebody else started, and run ours")
+    verb("stop", "end the Gateway; without NAME also daemon and keeper")
+    again = verb("restart", "end the Gateway and start it again")
+    again.add_argument("--daemon", action="store_true", help="re-exec the daemon instead; Gateways run on")
+    again.add_argument("--timeout", type=_seconds, metavar="S", help="wait at most S seconds")
+
+
+def _looking_verbs(verb: Verb) -> None:
+    """What only looks, and what keeps data."""
+    status = verb("status", "show what runs and why")
+    status.add_argument("--watch", action="store_true", help="show it again every second")
+    health = verb("health", "whether the Gateway may receive: exit 0 ok, 1 not ok, 7 not running")
+    health.add_argument("--deep", action="store_true", help="capture and find a canary, look at LLM, disk, extraction")
+    verb("doctor", "examine everything; each finding with the command that mends it", named=False)
+    diagnose = verb("diagnose", "write one redacted archive for a bug report", named=False)
+    diagnose.add_argument("file", nargs="?", metavar="FILE", help="where to (default: in this directory)")
+    diagnose.add_argument("--with-logs", action="store_true", help="include the Gateways' logs, which hold user text")
+    logs = verb("logs", "show the Gateway's logs", named=False)
+    logs.add_argument("words", nargs="*", metavar="WORD", help="NAME, which log (out, err, all), how many lines")
+    logs.add_argument("-n", "--lines", type=int, default=50, metavar="N", help="how many lines (default 50)")
+    logs.add_argument("-f", "--follow", action="store_true", help="go on printing new lines")
+    logs.add_argument("--stream", choices=("all", "out", "err", "stdout", "stderr"), default="all", help="which log")
+    events = verb("events", "show what happened, one transition a line")
+    events.add_argument("-n", "--lines", type=int, default=50, metavar="N", help="how many (default 50)")
+    events.add_argument("-f", "--follow", action="store_true", help="go on printing new ones")
+    events.add_argument("--since", metavar="T", help="only since T: 10m, 2h, 3d, or an RFC 3339 time")
+    verb("why", "tell the last transitions as sentences")
+    verb("metrics", "print OpenMetrics text", named=False)
+    for name, help_ in (
+        ("backup", "write all data into an archive, while the Gateway runs"),
+        ("restore", "put an archive in place of the data"),
+    ):
+        data = verb(name, help_, named=False)
+        data.add_argument("file", metavar="FILE")
+        data.add_argument("--gateway", default="default", metavar="NAME", help="whose data (default: default)")
+
+
+def _config_verbs(verbs: Any, common: argparse.ArgumentParser) -> None:
+    """config ACTION …"""
+    top = verbs.add_parser("config", help="read and change the Gateway's configuration", parents=[common])
+    actions = top.add_subparsers(dest="action", metavar="ACTION", required=True, parser_class=_Parser)
+
+    def action(name: str, help_: str, *, changes: bool, checked: bool = False) -> argparse.ArgumentParser:
+        sub: argparse.ArgumentParser = actions.add_parser(name, help=help_, description=help_, parents=[common])
+        sub.add_argument("--gateway", default="default", metavar="NAME", help="whose file (default: default)")
+        if changes:
+            sub.add_argument("--restart", action="store_true", help="restart the Gateway afterwards")
+        if checked:
+            sub.add_argument("--check", action="store_true", help="make one cheap call first; write only if it works")
+        return sub
+
+    def keyed(sub: argparse.ArgumentParser, *options: str) -> None:
+        sub.add_argument("--api-key", metavar="KEY", help='the key, or "-" to read it from standard input')
+        sub.add_argument("--api-key-env", metavar="VAR", help="read the key from this environment variable")
+        for option in options:
+            sub.add_argument(option, metavar=option.strip("-").upper())
+
+    keyed(action("llm", "the language model", changes=True, checked=True), "--base-url", "--model")
+    embedding = action("embedding", "the embedding model", changes=True, checked=True)
+    keyed(embedding, "--provider", "--base-url", "--model", "--dimensions", "--proxy-url")
+    vdb = action("vdb", "the Tencent VectorDB backend", changes=True)
+    keyed(vdb, "--url", "--username", "--database", "--alias", "--embedding-model", "--ca-pem")
+    vdb.add_argument("--no-set-backend", action="store_true", help="store the credentials, keep the backend")
+    off = action("vdb-off", "back to SQLite", changes=True)
+    off.add_argument("--purge-creds", action="store_true", help="remove the credentials too")
+    action("vdb-on", "use the VectorDB credentials that are there", changes=True)
+    action("set", "set one key", changes=True).add_argument("key", metavar="KEY")
+    actions.choices["set"].add_argument("value", metavar="VALUE")
+    action("unset", "remove one key", changes=True).add_argument("key", metavar="KEY")
+    action("get", "show one key, secrets redacted", changes=False).add_argument("key", metavar="KEY")
+    action("show", "show all of it, secrets redacted", changes=False).add_argument("--origin", action="store_true")
+    action("path", "where the file is", changes=False)
+    action("validate", "say what is wrong with it", changes=False)
+    action("import-env", "write this shell's LLM variables into it", changes=True)
+
+
+def _hermes_verbs(verbs: Any, common: argparse.ArgumentParser) -> None:
+    """hermes ACTION …"""
+    top = verbs.add_parser("hermes", help="bring the plugin to Hermes' profiles", parents=[common])
+    actions = top.add_subparsers(dest="action", metavar="ACTION", required=True, parser_class=_Parser)
+    helps = {
+        "list": "show every profile and what is wrong with it",
+        "install": "link the plugin into a profile",
+        "enable": "link the plugin and make it the memory provider",
+        "disable": "make it the memory provider no longer",
+    }
+    for name, help_ in helps.items():
+        sub = actions.add_parser(name, help=help_, description=help_, parents=[common])
+        which = sub.add_mutually_exclusive_group()
+        which.add_argument("--profile", metavar="NAME", help="one profile (default: the default one)")
+        which.add_argument("--all", action="store_true", help="every profile")
+        if name != "list":
+            sub.set_defaults(copy=False, replace=False)
+        if name in ("install", "enable"):
+            sub.add_argument("--copy", action="store_true", help="copy the plugin instead of linking it")
+            sub.add_argument("--replace", action="store_true", help="move another provider in its place aside")
+
+
+def _seconds(text: str) -> float:
+    value = float(text)
+    if not 0 < value <= 86400:
+        raise argparse.ArgumentTypeError("must be more than 0 and at most 86400 seconds")
+    return value
