@@ -6,13 +6,14 @@ from collections.abc import Iterable, Mapping
 
 from tdai_supervisor.decide.model import State
 from tdai_supervisor.engine.gateway import Gateway
+from tdai_supervisor.engine.spools import Spool
 
 Sample = tuple[Mapping[str, str], float]
 
 
-def text(gateways: Iterable[Gateway], now: float, spools: Iterable[Sample]) -> str:
-    """The whole exposition; now is loop time, spools are bytes waiting by profile."""
-    every = list(gateways)
+def text(gateways: Iterable[Gateway], now: float, spools: Iterable[Spool]) -> str:
+    """The whole exposition; now is loop time."""
+    every, spools = list(gateways), list(spools)
     lines: list[str] = []
 
     def family(name: str, kind: str, help_: str, samples: Iterable[Sample]) -> None:
@@ -38,8 +39,15 @@ def text(gateways: Iterable[Gateway], now: float, spools: Iterable[Sample]) -> s
     family("tdai_adoptions", "counter", "Gateways adopted by this daemon", [(each(g.name), g.adoptions) for g in every])
     lost = [(each(g.name), sum(log.lost for log in g.guards.logs.values())) for g in every]
     family("tdai_gateway_log_lost_bytes", "counter", "Log bytes that no backup holds", lost)
-    family("tdai_spool_bytes", "gauge", "Bytes in the registered spools", spools)
+    waiting = [(_where(s), s.pending_bytes) for s in spools]
+    family("tdai_spool_pending_bytes", "gauge", "Bytes of the segments that are not put away yet", waiting)
+    counted = [({**_where(s), "state": state}, n) for s in spools for state, n in s.counts.items()]
+    family("tdai_spool_records", "counter", "Records of a spool by what became of them", counted)
     return "\n".join([*lines, "# EOF", ""])
+
+
+def _where(spool: Spool) -> dict[str, str]:
+    return {"profile": spool.profile, "path": spool.path}
 
 
 def _labels(labels: Mapping[str, str]) -> str:

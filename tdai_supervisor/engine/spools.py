@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from tdai_supervisor.host import disk
+
+COUNTED = ("delivered", "dead", "dropped", "possible_duplicates", "torn")  # of the provider's stats.json
 
 
 def registered(root: str) -> Iterator[tuple[str, str]]:
@@ -25,14 +28,32 @@ def registered(root: str) -> Iterator[tuple[str, str]]:
                 yield entry["path"], str(entry.get("profile") or "")
 
 
-def sizes(root: str) -> list[tuple[dict[str, str], float]]:
-    """Bytes in each registered spool, labelled by profile. Walks directories: not in the loop."""
+@dataclass(frozen=True)
+class Spool:
+    """One registered spool: bytes of its pending segments, and what its drainers counted, by state."""
+
+    path: str
+    profile: str
+    pending_bytes: int
+    counts: dict[str, int]
+
+
+def look(root: str) -> list[Spool]:
+    """Every registered spool as it is now. Reads directories: not in the loop."""
     found = []
     for path, profile in registered(root):
-        total = 0
-        for folder, _, files in os.walk(path):
-            total += sum(_size(os.path.join(folder, name)) for name in files)
-        found.append(({"profile": profile, "path": path}, float(total)))
+        segments = os.path.join(path, "spool")
+        try:
+            names = [n for n in os.listdir(segments) if n.endswith(".seg")]
+        except OSError:
+            names = []
+        pending = sum(_size(os.path.join(segments, n)) for n in names)
+        try:
+            stats = disk.read_object(os.path.join(path, "stats.json")) or {}
+        except (OSError, ValueError):
+            stats = {}
+        counts = {state: int(stats[state]) for state in COUNTED if isinstance(stats.get(state), int)}
+        found.append(Spool(path, profile, pending, counts))
     return found
 
 

@@ -65,7 +65,7 @@ class Verbs:
         return reply({"subscribed": "events"})
 
     async def _metrics(self, _: dict[str, Any]) -> dict[str, Any]:
-        spooled = await self._daemon.worker.run(spools.sizes, self._daemon.root)
+        spooled = await self._daemon.worker.run(spools.look, self._daemon.root)
         now = asyncio.get_running_loop().time()
         return reply({"text": metrics.text(self._daemon.gateways.values(), now, spooled)})
 

@@ -195,10 +195,18 @@ def test_inherited_gateway_variables_are_dropped_and_ours_set(kept: Kept, tmp_pa
 def test_metrics_are_openmetrics(kept: Kept) -> None:
     """Every family has a type and samples end with EOF."""
     kept.settings()
+    spool = kept.root / "profile" / "memory_tencentdb"
+    (spool / "spool").mkdir(parents=True)
+    (spool / "spool" / "00000001.seg").write_bytes(b"x" * 100)
+    (spool / "stats.json").write_text('{"delivered": 7, "dead": 1, "last_error": "x"}')
+    (kept.root / "spools").mkdir()
+    (kept.root / "spools" / "a.json").write_text(json.dumps({"schema": 1, "path": str(spool), "profile": 'p"q'}))
     kept.start()
     text = kept.ask("metrics")["data"]["text"]
     assert text.endswith("# EOF\n")
     assert 'tdai_gateway_up{gateway="default"} 1' in text
+    assert f'tdai_spool_pending_bytes{{profile="p\\"q",path="{spool}"}} 100' in text
+    assert f'tdai_spool_records_total{{profile="p\\"q",path="{spool}",state="delivered"}} 7' in text
     assert 'tdai_gateway_starts_total{gateway="default",cause="first"} 1' in text
     families = {line.split()[2] for line in text.splitlines() if line.startswith("# TYPE")}
     for line in text.splitlines():
