@@ -112,6 +112,10 @@ def _run(command: str, a: argparse.Namespace) -> Result | int:
                 action="enable", profile=None, all=False, copy=False, replace=False, dry_run=a.dry_run
             )
         return hermes.run(root, a)._replace(command=command)
+    if command == "import":
+        from tdai_supervisor.cli import imports
+
+        return imports.run(root, a)
     if command == "config":
         from tdai_supervisor.cli import config
 

@@ -148,6 +148,11 @@ def _restore(data: dict[str, Any]) -> str:
     return f"{data['files']} files restored to {data['data_dir']}{kept}"
 
 
+def _import(data: dict[str, Any]) -> str:
+    parts = ("turns", "imported", "already", "failed")
+    return "\n".join(f"{c['profile']}: " + ", ".join(f"{c[p]} {p}" for p in parts) for c in data["profiles"])
+
+
 _TEXTS = {
     "status": _status,
     "start": _status,
@@ -167,5 +172,6 @@ _TEXTS = {
     "hermes": _hermes,
     "enable-hermes-memory": _hermes,
     "backup": _backup,
+    "import": _import,
     "restore": _restore,
 }

@@ -98,3 +98,47 @@ def test_copies_under_write_load_are_sound(tmp_path: Path) -> None:
         stop.set()
         thread.join()
         writer.close()
+
+
+def state_database(path: Path) -> None:
+    """A Hermes state.db as far as it is read: two sessions of a person, one of cron."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with sqlite3.connect(path) as db:
+        db.execute("CREATE TABLE sessions(id TEXT PRIMARY KEY, source TEXT NOT NULL, started_at REAL NOT NULL)")
+        db.execute(
+            "CREATE TABLE messages(id INTEGER PRIMARY KEY, session_id TEXT, role TEXT, content TEXT,"
+            " timestamp REAL, active INTEGER NOT NULL DEFAULT 1)"
+        )
+        db.executemany(
+            "INSERT INTO sessions VALUES (?,?,?)", [("s1", "cli", 1e9), ("s2", "cli", 1.1e9), ("c", "cron", 1e9)]
+        )
+        said = [("s1", "user", "my cat is Zorblax"), ("s1", "assistant", "nice"), ("s1", "tool", "{}")]
+        said += [("s1", "user", "and the dog 小黑 is old"), ("s1", "assistant", "hm"), ("s1", "assistant", "he is 14")]
+        said += [("s2", "user", "unanswered"), ("c", "user", "cronjob"), ("c", "assistant", "done")]
+        db.executemany(
+            "INSERT INTO messages(session_id, role, content, timestamp) VALUES (?,?,?,?)",
+            [(*row, 1e9 + n) for n, row in enumerate(said)],
+        )
+    db.close()
+
+
+def test_import_hermes_is_counted_resumable_and_doubles_nothing(ctl: Ctl, home: Path) -> None:
+    """Past turns are found afterwards, with their own dates; a second run imports nothing."""
+    ctl.settings('[gateway.default]\nkind = "embedded"\n')
+    state_database(home / ".hermes" / "state.db")
+    assert ctl("import", "hermes").code == 7, "nothing runs yet"
+    ctl.start()
+    dry = ctl("import", "hermes", "--dry-run", "--json").data["profiles"][0]
+    assert (dry["turns"], dry["imported"]) == (2, 0)
+    first = ctl("import", "hermes", "--json").data["profiles"][0]
+    assert (first["turns"], first["imported"], first["already"], first["failed"]) == (2, 2, 0, 0)
+    second = ctl("import", "hermes", "--json").data["profiles"][0]
+    assert (second["imported"], second["already"]) == (0, 2)
+    assert found(ctl, "Zorblax")
+    assert found(ctl, "小黑")
+    assert not found(ctl, "cronjob")
+    g, key = ctl.gateway(), ctl.file("run/default.key").strip()
+    _, answer = client.call("127.0.0.1", g["port"], "/search/conversations", 5, {"query": "Zorblax"}, key)
+    assert "2001-09-09" in answer["results"]
+    assert answer["total"] == 1
+    assert ctl("stop").code == 0

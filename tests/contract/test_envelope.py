@@ -19,6 +19,7 @@ ERROR = {"code", "message", "hint"}
 VERBS = sorted(actions_of(parser())[0])
 COMPLETE = {"config": ["config", "path"], "hermes": ["hermes", "list"], "completion": ["completion", "bash"]}
 ACTING = {"start", "stop", "restart", "daemon"}
+TESTED_ELSEWHERE = {"backup", "diagnose", "enable-hermes-memory", "hermes", "import", "restore"}
 
 
 def envelope_of(done: Done, verb: str) -> dict[str, Any]:
@@ -36,7 +37,14 @@ def envelope_of(done: Done, verb: str) -> dict[str, Any]:
     return value
 
 
-@pytest.mark.parametrize("verb", ["start", "restart", *sorted(set(VERBS) - ACTING - {"backup", "diagnose", "enable-hermes-memory", "hermes", "restore"})])
+@pytest.mark.parametrize(
+    "verb",
+    [
+        "start",
+        "restart",
+        *sorted(set(VERBS) - ACTING - {"backup", "diagnose", "enable-hermes-memory", "hermes", "restore"}),
+    ],
+)
 def test_success(running: Ctl, verb: str) -> None:
     """A verb that succeeds says ok, carries data and names no error."""
     value = envelope_of(running(*COMPLETE.get(verb, [verb]), "--json"), verb)
