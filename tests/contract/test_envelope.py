@@ -42,7 +42,7 @@ def envelope_of(done: Done, verb: str) -> dict[str, Any]:
     [
         "start",
         "restart",
-        *sorted(set(VERBS) - ACTING - {"backup", "diagnose", "enable-hermes-memory", "hermes", "restore"}),
+        *sorted(set(VERBS) - ACTING - TESTED_ELSEWHERE),
     ],
 )
 def test_success(running: Ctl, verb: str) -> None:
