@@ -253,3 +253,16 @@ def judge_log(size: int, before: int, elapsed: float | None, cap: int) -> LogLoo
 def low_space(free: int, total: int) -> bool:
     """Whether a disk is too full to promise a write: less than 64 MiB, or than 5 % of a small one."""
     return free < min(64 * 1024 * 1024, total // 20)
+
+
+NIGHT = range(2, 5)  # local hours
+
+
+def snapshot_due(newest: float | None, now: float, hour: int) -> bool:
+    """Whether a snapshot is to be made: in the night if the newest is older than 20 hours, else if older than 30.
+
+    newest and now: seconds since the epoch; a newest in the future (the clock was set back) counts as old.
+    """
+    if newest is None or newest > now:
+        return True
+    return now - newest > (20 if hour in NIGHT else 30) * 3600.0

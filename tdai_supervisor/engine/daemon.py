@@ -29,6 +29,7 @@ from tdai_supervisor.engine.control import Control, listen
 from tdai_supervisor.engine.gateway import Gateway, Shared
 from tdai_supervisor.engine.loop import Worker
 from tdai_supervisor.engine.runfiles import RunFiles
+from tdai_supervisor.engine.snapshots import Snapshots
 from tdai_supervisor.engine.verbs import Verbs
 from tdai_supervisor.host import disk, logs, notify, process
 from tdai_supervisor.host.locks import LockUnsupportedError, SupervisorLock
@@ -72,6 +73,7 @@ class Daemon:
         self.started_at = time.time()
         self.lock = SupervisorLock(paths.lock(root))
         self.alerts = Alerts(())
+        self.snapshots = Snapshots(root)
         self.failure: str | None = None  # why run() could not own the root
         self.leaving = False
         self.reloading = False
@@ -149,7 +151,7 @@ class Daemon:
         for warning in fresh.warnings:
             log.warning("%s", warning)
         self.settings, self.alerts.command = fresh, fresh.notify
-        shared = Shared(fresh, self.files, self.worker, self._taken_ports, self.publish, self._journal)
+        shared = Shared(fresh, self.files, self.worker, self._taken_ports, self.env, self.publish, self._journal)
         for name, gateway_settings in fresh.gateways.items():
             if name in self.gateways:
                 self.gateways[name].reconfigure(shared, gateway_settings)
@@ -248,6 +250,7 @@ class Daemon:
                 due = 0.0
                 for gateway in self.gateways.values():
                     gateway.guards.tick()
+                self.snapshots.tick(list(self.gateways.values()), time.time(), time.localtime().tm_hour)
                 await self._check_intact()
 
     async def _check_intact(self) -> None:

@@ -11,8 +11,7 @@ import contextlib
 import logging
 import os
 import random
-import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,6 +25,7 @@ from tdai_supervisor.engine.ending import Ending
 from tdai_supervisor.engine.guards import Guards
 from tdai_supervisor.engine.life import LastExit, Life, Ordered
 from tdai_supervisor.engine.loop import Worker
+from tdai_supervisor.engine.python import PYTHON
 from tdai_supervisor.engine.runfiles import RunFiles
 from tdai_supervisor.engine.watching import Health
 from tdai_supervisor.host import disk, process, tree
@@ -33,11 +33,6 @@ from tdai_supervisor.host.locks import Lease
 
 log = logging.getLogger("tdai_supervisor")
 BLOCKED_RECHECK = 5.0  # s
-# The venv itself, not a link to it: an upgrade switches the link, and a living Gateway must not import from another
-# venv.
-PYTHON = (
-    os.path.join(os.path.realpath(sys.prefix), "bin", "python") if sys.prefix != sys.base_prefix else sys.executable
-)
 TAIL_LINES = 20  # of the log, to name a cause
 
 
@@ -49,6 +44,7 @@ class Shared:
     files: RunFiles
     worker: Worker
     taken_ports: Callable[[str], set[int]]  # by the other Gateways
+    env: Mapping[str, str]  # the daemon's
     publish: Callable[[Gateway], None]  # after each change: record, status line
     journal: Callable[[Gateway, dict[str, Any]], None]  # each transition
 

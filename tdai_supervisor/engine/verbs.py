@@ -40,6 +40,7 @@ class Verbs:
             "reload": self._reload,
             "subscribe": self._subscribe,
             "metrics": self._metrics,
+            "snapshot": self._snapshot,
         }
 
     async def handle(self, request: dict[str, Any]) -> dict[str, Any]:
@@ -63,6 +64,14 @@ class Verbs:
 
     async def _subscribe(self, _: dict[str, Any]) -> dict[str, Any]:
         return reply({"subscribed": "events"})
+
+    async def _snapshot(self, request: dict[str, Any]) -> dict[str, Any]:
+        """A snapshot of each READY Gateway now, as the night makes it."""
+        snapshots = self._daemon.snapshots
+        for gateway in self._chosen(request):
+            if gateway.state is State.READY:
+                await snapshots.make(gateway)
+        return reply({g.name: snapshots.existing(g.name) for g in self._chosen(request)})
 
     async def _metrics(self, _: dict[str, Any]) -> dict[str, Any]:
         spooled = await self._daemon.worker.run(spools.look, self._daemon.root)

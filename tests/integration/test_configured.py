@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import stat
+import tarfile
 from pathlib import Path
 
 from tests.fault.test_guards import fake_node, package
@@ -78,3 +79,19 @@ def test_two_gateways_nobody_gave_a_port_get_one_each(kept: Kept) -> None:
     kept.start()
     kept.wait(name="work", state="READY")
     assert {kept.gateway()["port"], kept.gateway("work")["port"]} == ports
+
+
+def test_three_snapshots_are_kept(kept: Kept) -> None:
+    """The newest three, each a complete archive that only its owner reads."""
+    kept.write(f'[gateway.default]\nkind = "embedded"\nport = {kept.port}\n')
+    kept.start()
+    folder = kept.root / "snapshots"
+    folder.mkdir(mode=0o700)
+    for day in (1, 2, 3):
+        (folder / f"default-2001010{day}T030000Z.tar.gz").write_text("old")
+    names = kept.ask("snapshot")["data"]["default"]
+    assert names[:2] == ["default-20010102T030000Z.tar.gz", "default-20010103T030000Z.tar.gz"]
+    assert len(names) == 3
+    with tarfile.open(folder / names[-1]) as archive:
+        assert {"manifest.json", "data/memory.db"} <= set(archive.getnames())
+    assert stat.S_IMODE((folder / names[-1]).stat().st_mode) == 0o600

@@ -183,3 +183,14 @@ def test_log_looks(size: int, before: int, elapsed: float | None, cut: bool, aga
 def test_low_space(free: int, total: int, low: bool) -> None:
     """64 MiB on a large disk, 5 % of a small one."""
     assert policy.low_space(free, total) is low
+
+
+@pytest.mark.parametrize(
+    ("age_hours", "hour", "due"),
+    [(None, 12, True), (1, 3, False), (21, 3, True), (21, 12, False), (31, 12, True), (-5, 12, True)],
+)
+def test_snapshots_come_at_night_or_when_overdue(age_hours: float | None, hour: int, due: bool) -> None:
+    """Once a night; a machine that sleeps at night gets one a day all the same; a clock set back does not stop them."""
+    now = 1e9
+    newest = None if age_hours is None else now - age_hours * 3600
+    assert policy.snapshot_due(newest, now, hour) is due
