@@ -30,6 +30,7 @@ from tdai_supervisor.engine.gateway import Gateway, Shared
 from tdai_supervisor.engine.loop import Worker
 from tdai_supervisor.engine.runfiles import RunFiles
 from tdai_supervisor.engine.snapshots import Snapshots
+from tdai_supervisor.engine.spools import Deliveries
 from tdai_supervisor.engine.verbs import Verbs
 from tdai_supervisor.host import disk, logs, notify, process
 from tdai_supervisor.host.locks import LockUnsupportedError, SupervisorLock
@@ -74,6 +75,7 @@ class Daemon:
         self.lock = SupervisorLock(paths.lock(root))
         self.alerts = Alerts(())
         self.snapshots = Snapshots(root)
+        self.deliveries = Deliveries(root, self.worker, env)
         self.failure: str | None = None  # why run() could not own the root
         self.leaving = False
         self.reloading = False
@@ -250,6 +252,9 @@ class Daemon:
                 due = 0.0
                 for gateway in self.gateways.values():
                     gateway.guards.tick()
+                ready = [g for g in self.gateways.values() if g.state is State.READY]
+                if ready:
+                    self.deliveries.tick(ready[0].task)
                 self.snapshots.tick(list(self.gateways.values()), time.time(), time.localtime().tm_hour)
                 await self._check_intact()
 

@@ -1,12 +1,29 @@
-"""The spools that providers registered: `spools/<hash>.json` under the root, {schema, path, profile}."""
+"""The spools that providers registered (`spools/<hash>.json` in the root: schema, path, profile), and their delivery.
+
+Invariants: the daemon never reads a record; what a dead session left behind is delivered by the provider's own drain
+code in a child process, one at a time, while a Gateway is READY; a spool that cannot be delivered is tried less often.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import os
-from collections.abc import Iterator
+import signal
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
-from tdai_supervisor.host import disk
+from tdai_supervisor.decide.model import COOKIE_NAME
+from tdai_supervisor.engine.loop import Worker, any_death
+from tdai_supervisor.engine.python import PYTHON
+from tdai_supervisor.host import disk, process
+
+log = logging.getLogger("tdai_supervisor")
+LOOK_EVERY = 6  # ticks: 30 s
+DEADLINE = 60.0  # s one delivery may take; what is left then goes on at the next look
+FIRST_WAIT, LAST_WAIT = 60.0, 900.0  # s before a spool that could not be delivered is tried again
+HELD = 75
 
 COUNTED = ("delivered", "dead", "dropped", "possible_duplicates", "torn")  # of the provider's stats.json
 
@@ -47,7 +64,8 @@ def look(root: str) -> list[Spool]:
             names = [n for n in os.listdir(segments) if n.endswith(".seg")]
         except OSError:
             names = []
-        pending = sum(_size(os.path.join(segments, n)) for n in names)
+        sizes = {n: _size(os.path.join(segments, n)) for n in names}
+        pending = sum(sizes.values()) - _delivered(path, sizes)
         try:
             stats = disk.read_object(os.path.join(path, "stats.json")) or {}
         except (OSError, ValueError):
@@ -55,6 +73,68 @@ def look(root: str) -> list[Spool]:
         counts = {state: int(stats[state]) for state in COUNTED if isinstance(stats.get(state), int)}
         found.append(Spool(path, profile, pending, counts))
     return found
+
+
+def _delivered(path: str, sizes: dict[str, int]) -> int:
+    """Bytes of the only segment that its drainer noted as delivered although it is not put away yet."""
+    try:
+        until = (disk.read_object(os.path.join(path, "drained.json")) or {}).get("until")
+    except (OSError, ValueError):
+        return 0
+    if not isinstance(until, list) or len(until) != 2 or len(sizes) != 1 or not isinstance(until[1], int):
+        return 0
+    (name, size), *_ = sizes.items()
+    return min(size, until[1]) if name == f"{until[0]:08d}.seg" else 0
+
+
+class Deliveries:
+    """Delivers what is pending in registered spools, for as long as the daemon lives."""
+
+    def __init__(self, root: str, worker: Worker, env: Mapping[str, str]) -> None:
+        self._root, self._worker = root, worker
+        self._env = {k: v for k, v in env.items() if k != COOKIE_NAME}
+        self._ticks = 0
+        self._running = False
+        self._not_before: dict[str, float] = {}  # loop time
+        self._waits: dict[str, float] = {}
+
+    def tick(self, task: Callable[[Coroutine[Any, Any, None]], object]) -> None:
+        """Called by the loop every 5 s while a Gateway is READY. task: how to run a coroutine."""
+        self._ticks += 1
+        if not self._running and self._ticks % LOOK_EVERY == 1:
+            self._running = True
+            task(self._deliver())
+
+    async def _deliver(self) -> None:
+        clock = asyncio.get_running_loop().time
+        try:
+            for spool in await self._worker.run(look, self._root):
+                if spool.pending_bytes > 0 and clock() >= self._not_before.get(spool.path, 0.0):
+                    code = await self._drain(spool.path)
+                    wait = 0.0 if code in (0, HELD) else min(self._waits.get(spool.path, FIRST_WAIT / 2) * 2, LAST_WAIT)
+                    self._waits[spool.path] = wait or FIRST_WAIT / 2
+                    self._not_before[spool.path] = clock() + wait
+        finally:
+            self._running = False
+
+    async def _drain(self, path: str) -> int | None:
+        """One run of the provider's drain; its exit code: 0 nothing left, 1 something left, 75 a session does it."""
+        argv = [PYTHON, "-I", "-m", "memory_tencentdb.drain", "--spool", path, "--root", self._root]
+        null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            child = process.spawn([*argv, "--deadline", f"{DEADLINE:g}"], self._env, "/", (null, null), ())
+        except OSError as error:
+            log.error("cannot deliver %s: %s", path, error.strerror)
+            return None
+        finally:
+            os.close(null)
+        await any_death([child], DEADLINE + 10)
+        if child.alive():
+            child.signal(signal.SIGKILL)
+            await any_death([child], DEADLINE)
+        exit_ = child.reap()
+        child.close()
+        return exit_.code if exit_ else None
 
 
 def _size(path: str) -> int:
