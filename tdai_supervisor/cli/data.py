@@ -163,7 +163,7 @@ def restore(root: str, name: str, source: str) -> Result:
     stopped = lifecycle.stop(root, name)
     if stopped.exit_code:
         shutil.rmtree(fresh, ignore_errors=True)
-        return stopped._replace(command="restore")
+        return stopped.but(command="restore")
     replaced = os.path.isdir(gateway.data_dir)
     if replaced:
         os.rename(gateway.data_dir, kept)

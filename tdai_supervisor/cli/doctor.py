@@ -39,7 +39,7 @@ def doctor(root: str) -> Result:
     """Everything that is wrong or will be; exit 0 where nothing is, else 1."""
     seen = observe.status(root, None)
     if seen.data is None:
-        return seen._replace(command="doctor")
+        return seen.but(command="doctor")
     findings = [
         *_about_root(root),
         *_about_daemon(root, seen),
@@ -167,7 +167,7 @@ def deep(root: str, name: str | None) -> Result:
             # Without an LLM it receives and finds all the same: worth saying, not a failure.
             (warnings if said == NO_LLM else errors).extend([told] if said != "ok" else [])
     data = {**base.data, "warnings": warnings}
-    return base._replace(data=data, errors=errors, exit_code=envelope.FAILED if errors else envelope.OK)
+    return base.but(data=data, errors=errors, exit_code=envelope.FAILED if errors else envelope.OK)
 
 
 def _deep(root: str, g: dict[str, Any]) -> dict[str, str]:

@@ -72,7 +72,7 @@ def why(root: str, name: str | None) -> Result:
     """The last transitions as sentences, and what holds now."""
     seen = observe.status(root, name)
     if seen.data is None:
-        return seen._replace(command="why")
+        return seen.but(command="why")
     told = {}
     for gateway in seen.data["gateways"]:
         past = [e for e in journal(root) if e.get("gateway") == gateway["name"]][-SENTENCES:]

@@ -131,7 +131,7 @@ def run(root: str, a: Namespace) -> Result:
     """The verb `import hermes`."""
     seen = observe.status(root, a.gateway)
     if seen.data is None:
-        return seen._replace(command="import")
+        return seen.but(command="import")
     gateway = seen.data["gateways"][0]
     if gateway["state"] != "READY":
         message = f"cannot import: Gateway {a.gateway} is {gateway['state']}"

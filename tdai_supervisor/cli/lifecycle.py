@@ -53,7 +53,7 @@ def restart(root: str, name: str | None, *, daemon: bool, timeout: float | None)
         if daemon:
             message = "cannot restart the daemon: none is running"
             return failure("restart", "not-running", message, "try `memory-tencentdb-ctl start`", envelope.NOT_RUNNING)
-        return start(root, name, wait=True, timeout=timeout, take_over=False)._replace(command="restart")
+        return start(root, name, wait=True, timeout=timeout, take_over=False).but(command="restart")
     if daemon:
         return _restart_daemon(root)
     return _ask("restart", root, "restart", name=name, timeout=timeout)
@@ -181,7 +181,7 @@ def _nothing_to_stop(root: str, name: str | None) -> Result:
 
     seen = observe.status(root, name)
     if seen.data is None:
-        return seen._replace(command="stop")
+        return seen.but(command="stop")
     return Result("stop", seen.data)
 
 
@@ -198,7 +198,7 @@ def _end_keeper(root: str, result: Result) -> Result:
         if not keepers.Supervisord(root).end():
             return failure("stop", "keeper", "cannot end the keeper: supervisord does not go")
     data = {**result.data, "daemon": {**result.data["daemon"], "running": False, "pid": None, "keeper": "none"}}
-    return result._replace(data=data)
+    return result.but(data=data)
 
 
 def _end_stuck_daemon(root: str) -> None:
@@ -269,7 +269,7 @@ def daemon(root: str, keeper: str) -> Result:
     try:
         code, why = entry.main(root, keeper)
     except PermissionError as error:
-        return _not_permitted("run the daemon", root, error)._replace(command="daemon")
+        return _not_permitted("run the daemon", root, error).but(command="daemon")
     except OSError as error:
         message = f"cannot run the daemon: {error.filename or root}: {error.strerror or error}"
         return failure("daemon", "no-root", message, "try another --root")

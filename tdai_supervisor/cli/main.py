@@ -9,12 +9,24 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Iterator
 
 from tdai_supervisor.cli import envelope
 from tdai_supervisor.cli.arguments import UsageError, parser
 from tdai_supervisor.cli.envelope import Result, failure
 from tdai_supervisor.decide.checks import SettingsError
+
+TYPE_CHECKING = False  # typing itself costs 3 of the 50 ms that `status` may take
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+QUICK = ("status", "health", "version")  # verbs that stand alone on many a command line
+
+
+def _only(words: list[str]) -> str | None:
+    """The verb, where it is a quick one and certainly the verb: then no other is parsed for."""
+    rest = [w for i, w in enumerate(words) if not w.startswith("-") and (i == 0 or words[i - 1] != "--root")]
+    return rest[0] if rest and rest[0] in QUICK and "-h" not in words and "--help" not in words else None
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -23,7 +35,7 @@ def main(argv: list[str] | None = None) -> int:
     as_json = "--json" in words
     command = next((w for w in words if not w.startswith("-")), "")
     try:
-        arguments = parser().parse_args(words)
+        arguments = parser(_only(words)).parse_args(words)
         as_json = getattr(arguments, "json", False)
         command = "version" if arguments.show_version else arguments.verb or ""
         if not command:
@@ -111,7 +123,7 @@ def _run(command: str, a: argparse.Namespace) -> Result | int:
             a = argparse.Namespace(
                 action="enable", profile=None, all=False, copy=False, replace=False, dry_run=a.dry_run
             )
-        return hermes.run(root, a)._replace(command=command)
+        return hermes.run(root, a).but(command=command)
     if command == "import":
         from tdai_supervisor.cli import imports
 

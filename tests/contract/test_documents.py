@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tdai_supervisor.cli.main import parser
+from tdai_supervisor.cli.arguments import parser
 from tdai_supervisor.decide.settings import GatewaySettings, Policy
 from tests.support.reference import actions_of, reference, split
 

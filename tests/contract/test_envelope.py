@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tdai_supervisor.cli.main import parser
+from tdai_supervisor.cli.arguments import parser
 from tests.support.command import Ctl, Done
 from tests.support.reference import actions_of
 
