@@ -11,7 +11,7 @@ import argparse
 from collections.abc import Iterator
 from pathlib import Path
 
-from tdai_supervisor.cli.main import parser
+from tdai_supervisor.cli.arguments import parser
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "cli.md"
 BEGIN = "<!-- made by python -m tests.support.reference: begin -->\n"
