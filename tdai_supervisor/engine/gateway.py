@@ -23,7 +23,7 @@ from tdai_supervisor.engine.automaton import TOLD, Automaton, wall
 from tdai_supervisor.engine.claiming import Claiming, Found
 from tdai_supervisor.engine.ending import Ending
 from tdai_supervisor.engine.guards import Guards
-from tdai_supervisor.engine.life import LastExit, Life, Ordered
+from tdai_supervisor.engine.life import LastExit, Life, Ordered, late_exit
 from tdai_supervisor.engine.loop import Worker
 from tdai_supervisor.engine.python import PYTHON
 from tdai_supervisor.engine.runfiles import RunFiles
@@ -265,13 +265,14 @@ class Gateway(Automaton):
             return  # the ending goes on until the whole tree is gone
         ready_for = life.ready_for(self.loop.time())
         cause = policy.name_exit(exit_)
+        remains = -1 if exit_.known else life.main.remains()
         self._release()
         self._note_exit(exit_, cause.text)
         text = f"pid {life.main.pid} {cause.text}"
+        self.task(self._explain(exit_, remains))
         if life.external:
             self.fire(Event.AGAIN, f"the external Gateway is gone: {text}")
         else:
-            self.task(self._explain(exit_))
             self._quick = life.origin is Origin.SPAWNED
             self._count_death(ready_for, text, cause.hopeless)
 
@@ -292,12 +293,14 @@ class Gateway(Automaton):
                 text += f" ({rules.death_budget} deaths within {rules.death_window:g} s)"
         self.fire(after.event, text)
 
-    async def _explain(self, exit_: Exit) -> None:
+    async def _explain(self, exit_: Exit, remains: int) -> None:
         """Read the end of the log, name the cause better, and give up at once where no retry can help."""
+        known = exit_ if remains < 0 else await late_exit(remains)
         texts = [await self.shared.worker.run(disk.tail, path, TAIL_LINES) for path in self.log_paths]
-        named = policy.name_exit(exit_, "\n".join(texts[0] + texts[1]), oom_killed=self.guards.oom_killed(exit_))
+        named = policy.name_exit(known, "\n".join(texts[0] + texts[1]), oom_killed=self.guards.oom_killed(known))
         if self.last_exit is None or self.last_exit.exit is not exit_:
             return
+        self.last_exit.exit = known
         if named.text != self.last_exit.cause:
             self.cause = self.cause.replace(self.last_exit.cause, named.text)
             self.last_exit.cause = named.text

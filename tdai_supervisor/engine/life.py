@@ -7,6 +7,7 @@ the process; its death is reported once.
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -34,6 +35,21 @@ class Ordered:
     why: str
     counted: bool = False
     take_over: bool = False
+
+
+REAPED_WITHIN = 5.0  # s in which init is expected to reap an orphan (some take 2)
+
+
+async def late_exit(remains: int) -> Exit:
+    """The exit of a dead process that was not our child, asked for until it is known or REAPED_WITHIN has passed."""
+    clock = asyncio.get_running_loop().time
+    until = clock() + REAPED_WITHIN
+    try:
+        while not (found := process.ask_kernel(remains)).known and clock() < until:  # noqa: ASYNC110  (no event for this)
+            await asyncio.sleep(0.05)
+        return found
+    finally:
+        os.close(remains)
 
 
 class Life:

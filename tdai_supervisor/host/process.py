@@ -233,8 +233,12 @@ class Process:
             # subprocess must never wait for this pid itself: after us it would invent a 0.
             self._popen.returncode = exit_.code if exit_.code is not None else -(exit_.signal or 0)
         if not exit_.known and self._pidfd >= 0:
-            exit_ = _ask_kernel(self._pidfd)
+            exit_ = ask_kernel(self._pidfd)
         return exit_
+
+    def remains(self) -> int:
+        """A descriptor of what is left of a dead process, for `ask_kernel`; the caller closes it. -1 without pidfds."""
+        return os.dup(self._pidfd) if self._pidfd >= 0 else -1
 
     def close(self) -> None:
         """Let the pidfd go."""
@@ -261,8 +265,11 @@ def _wait_child(pidfd: int, pid: int) -> Exit | None:
     return Exit(None, result.si_status)
 
 
-def _ask_kernel(pidfd: int) -> Exit:
-    """The exit status of a process that is not our child, where the kernel keeps it (Linux 6.15+), else unknown."""
+def ask_kernel(pidfd: int) -> Exit:
+    """The exit status of a process that is not our child, where the kernel keeps it (Linux 6.15+), else unknown.
+
+    It is there once the parent of the dead process has reaped it, which for an orphan is a moment after its death.
+    """
     info = bytearray(struct.pack("=QQ12I", _PIDFD_INFO_EXIT, 0, *[0] * 12))
     try:
         fcntl.ioctl(pidfd, _PIDFD_GET_INFO, info)
