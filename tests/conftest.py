@@ -9,6 +9,7 @@ import pytest
 
 from tests.support import processes
 from tests.support.command import Ctl
+from tests.support.kept import Kept
 
 
 @pytest.fixture
@@ -45,3 +46,11 @@ def free_port() -> int:
 def checkout() -> Path:
     """The checkout these tests belong to."""
     return Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture
+def kept(root: Path, home: Path) -> Iterator[Kept]:
+    """A root with a foreground daemon of this test's own; nothing of it is left afterwards."""
+    daemon = Kept(root, home)
+    yield daemon
+    daemon.close()

@@ -104,6 +104,12 @@ class Verbs:
         for gateway in gateways:
             external = request.get("take_over") and gateway.origin is Origin.EXTERNAL
             gateway.fire(Event.TAKE_OVER if external else Event.UP, "asked to start")
+        return await self._started(gateways, request, warnings)
+
+    async def _started(
+        self, gateways: list[Gateway], request: dict[str, Any], warnings: list[dict[str, Any]]
+    ) -> dict[str, Any]:
+        """What became of a start, once that is known or at once where nobody waits."""
         if not request.get("wait", True):
             return reply(await self._data(gateways, warnings))
         outcomes = await asyncio.gather(*(self._wait_ready(g, request) for g in gateways))
@@ -119,10 +125,7 @@ class Verbs:
         warnings = await self._want(gateways, Want.UP)
         for gateway in gateways:
             gateway.fire(Event.RESTART, "asked to restart")
-        if not request.get("wait", True):
-            return reply(await self._data(gateways, warnings))
-        outcomes = await asyncio.gather(*(self._wait_ready(g, request) for g in gateways))
-        return await self._outcome(gateways, [e for e in outcomes if e], warnings)
+        return await self._started(gateways, request, warnings)
 
     async def _stop(self, request: dict[str, Any]) -> dict[str, Any]:
         gateways = self._chosen(request)
