@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from tdai_supervisor.engine.gateway import Gateway
 
 TICK = 5.0  # s
-SWEEP_EVERY = 3  # ticks: memory and disk are swept every 15 s, every tick while on hold
+SWEEP_EVERY, SWEEP_LIMITED = 6, 3  # ticks: memory and disk are swept every 30 s, 15 with a limit, every tick on hold
 LLM_EVERY = 6  # ticks
 
 
@@ -90,7 +90,8 @@ class Guards:
         if gateway.state not in (State.READY, State.UNREADY):
             return
         self._ticks += 1
-        if not self._sweeping and (self._ticks % SWEEP_EVERY == 0 or gateway.hold or self._ticks == 1):
+        every = SWEEP_EVERY if gateway.settings.memory_limit is None else SWEEP_LIMITED
+        if not self._sweeping and (self._ticks % every == 0 or gateway.hold or self._ticks == 1):
             gateway.task(self._sweep())
         if gateway.settings.hold_while_llm_down and (self._ticks % LLM_EVERY == 1 or self.llm_trouble):
             gateway.task(self._ask_llm())
@@ -175,7 +176,7 @@ class Guards:
         """In the worker: the tree, its memory, the disk below it, and whether the logs are still where they were."""
         gateway = self._gateway
         main = gateway.life.main if gateway.life else None
-        members = tree.members(tree.scan(), gateway.root, gateway.name, main)
+        members = tree.members(tree.scan(cookies=main is None), gateway.root, gateway.name, main)
         pids = {m.pid for m in members}
         free, trouble = check_disk(gateway.settings.data_dir)
         gone = [p for p, fd in zip(gateway.log_paths, gateway.log_fds, strict=False) if not _same(p, fd)]

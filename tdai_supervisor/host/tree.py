@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from tdai_supervisor.decide.model import COOKIE_NAME, Cookie
 from tdai_supervisor.host.process import LINUX, Process, Stat, pids, read_stat, uid_of
 
+_KTHREADD = 2 if LINUX and read_stat(2) is not None and not os.path.exists("/proc/2/exe") else 0  # parent of its kind
+
 
 @dataclass(frozen=True, slots=True)
 class Seen:
@@ -29,18 +31,21 @@ class Seen:
         return self.stat.pid
 
 
-def scan() -> list[Seen]:
-    """Every live process but ourselves and our ancestors (about 1 ms per 76). Zombies are left out."""
+def scan(*, cookies: bool = True) -> list[Seen]:
+    """Every live process but ourselves, our ancestors and kernel threads (about 1 ms per 76). Zombies are left out.
+
+    cookies=False reads no environments: enough where the session of a held process tells who belongs to it.
+    """
     own = _ancestors()
     seen = []
     for pid in pids():
         stat = read_stat(pid) if pid not in own else None
-        if stat is None or stat.dead:
+        if stat is None or stat.dead or _KTHREADD in (stat.pid, stat.ppid):
             continue
         uid = uid_of(pid)
         if uid is None:
             continue
-        environ = _environ(pid) if uid == os.geteuid() else b""
+        environ = _environ(pid) if cookies and uid == os.geteuid() else b""
         seen.append(Seen(stat, uid, _cookie_in(environ), environ))
     return seen
 
