@@ -6,6 +6,7 @@ Invariants: this is the one source of help, completion and the man page.
 from __future__ import annotations
 
 import argparse
+import os
 
 TYPE_CHECKING = False  # typing itself costs 3 of the 50 ms that `status` may take
 if TYPE_CHECKING:
@@ -21,7 +22,21 @@ class UsageError(Exception):
     """argparse is not satisfied."""
 
 
+class _Help(argparse.RawDescriptionHelpFormatter):
+    """For this terminal; argparse makes one per argument, and asks shutil, which imports three compressors."""
+
+    def __init__(self, prog: str) -> None:
+        try:
+            width = int(os.environ.get("COLUMNS", "0")) or os.get_terminal_size(1).columns
+        except (OSError, ValueError):
+            width = 80
+        super().__init__(prog, width=width - 2)
+
+
 class _Parser(argparse.ArgumentParser):
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**{"formatter_class": _Help, **options})
+
     def error(self, message: str) -> NoReturn:
         raise UsageError(f"{message}; try `{self.prog} --help`")
 
@@ -44,7 +59,6 @@ def parser(only: str | None = None) -> argparse.ArgumentParser:
     top = _Parser(
         prog="memory-tencentdb-ctl",
         description=EXAMPLE + "Run the memory Gateway and look after it.",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
         parents=[common],
     )
     top.add_argument("--version", action="store_true", dest="show_version", help="print the versions")

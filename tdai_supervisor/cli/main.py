@@ -45,6 +45,8 @@ def main(argv: list[str] | None = None) -> int:
         result = failure(command, "usage", str(error), None, envelope.USAGE)
     except SettingsError as error:
         result = failure(command, "settings", str(error), None, envelope.NOT_CONFIGURED)
+    except TimeoutError as error:
+        result = failure(command, "busy", f"cannot {command}: {error}", "end that command, then try again")
     except KeyboardInterrupt:
         return envelope.INTERRUPTED
     except BrokenPipeError:

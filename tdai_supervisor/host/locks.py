@@ -6,14 +6,21 @@ LOCK_UN on any copy frees it for all; a file system without flock is a named err
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import os
-import warnings
-
-import filelock
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from tdai_supervisor.host import disk
+
+if TYPE_CHECKING:
+    import filelock
+
+
+KEEPER_WAIT = 60.0  # s
 
 
 class LockUnsupportedError(OSError):
@@ -31,6 +38,10 @@ class SupervisorLock:
 
     def acquire(self, timeout: float) -> bool:
         """Whether the lock was got within timeout seconds. Raises LockUnsupportedError, or OSError naming the path."""
+        import warnings  # noqa: PLC0415
+
+        import filelock  # noqa: PLC0415  (45 ms that only the daemon needs)
+
         fds: list[int] = []
         lock = filelock.FileLock(
             self.path,
@@ -125,7 +136,26 @@ class Lease:
         return True
 
 
-def keeper_lock(root: str) -> filelock.BaseFileLock:
-    """The lock under which a keeper is brought up or ended, so that many `start` at once bring up one."""
+@contextlib.contextmanager
+def keeper_lock(root: str) -> Iterator[None]:
+    """The lock under which a keeper is brought up or ended, so that many `start` at once bring up one.
+
+    Raises TimeoutError after KEEPER_WAIT: a command that was stopped by a signal must not stop all others for ever.
+    """
     path = os.path.join(disk.private_dir(os.path.join(root, "run")), "keeper.lock")
-    return filelock.FileLock(path, mode=0o600, fallback_to_soft=False, preserve_lock_file=True, poll_interval=0.01)
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    until, pause = time.monotonic() + KEEPER_WAIT, 0.005
+    try:
+        while True:
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > until:
+                    raise TimeoutError(f"another start or stop has held {path} for {KEEPER_WAIT:g} s") from None
+            # Ever slower: fifty that wait must not take the machine from the one that works.
+            time.sleep(pause)
+            pause = min(pause * 1.5, 0.1)
+        yield
+    finally:
+        os.close(fd)

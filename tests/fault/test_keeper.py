@@ -262,3 +262,25 @@ def test_c5_restarts_with_connected_clients(ctl: Ctl) -> None:
     for connection in held:
         connection.close()
     assert ctl("stop").code == 0
+
+
+def test_a_command_stopped_in_the_middle_does_not_block_others_for_ever(ctl: Ctl) -> None:
+    """The keeper lock is waited for a bounded time, and then named; no traceback."""
+    import fcntl
+
+    run = Path(ctl.root, "run")
+    run.mkdir(mode=0o700, parents=True)
+    code = (
+        "from tdai_supervisor.host import locks; locks.KEEPER_WAIT = 0.3; from tdai_supervisor.cli.main import main; "
+    )
+    with open(run / "keeper.lock", "w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        argv = [
+            sys.executable,
+            "-c",
+            code + "import sys; from tdai_supervisor.cli.main import main; sys.exit(main(['stop']))",
+        ]
+        done = subprocess.run(argv, env=ctl.env, capture_output=True, text=True, timeout=30, check=False)
+    assert done.returncode == 1
+    assert "keeper.lock" in done.stderr
+    assert "Traceback" not in done.stderr
