@@ -77,11 +77,6 @@ class Call:
         return not self.outgoing
 
 
-def soon(seconds: float) -> float:
-    """The deadline that lies ``seconds`` ahead."""
-    return time.monotonic() + seconds
-
-
 def never() -> bool:
     """The ``cancelled`` of a call that nobody cancels."""
     return False

@@ -122,7 +122,7 @@ def _bring_up(root: str) -> None:
             names = _fragments() | own
             disk.write(paths.environment(root), json.dumps(names) + "\n", durable=False)
         others = {k: v for k, v in os.environ.items() if not settings.ENVIRONMENT_NAMES.fullmatch(k)}
-        keeper = keepers.Supervisord(root)
+        keeper = keepers.of(root)
         old = owner["pid"] if owner else None
         if keeper.pid() is None:
             stop_wait = sum(g.kill_delay for g in chosen.gateways.values()) + 10
@@ -195,7 +195,7 @@ def _end_keeper(root: str, result: Result) -> Result:
         deadline = time.monotonic() + STUCK
         while about is not None and client.daemon_process(root) is not None and time.monotonic() < deadline:
             time.sleep(0.005)
-        if not keepers.Supervisord(root).end():
+        if not keepers.of(root).end():
             return failure("stop", "keeper", "cannot end the keeper: supervisord does not go")
     data = {**result.data, "daemon": {**result.data["daemon"], "running": False, "pid": None, "keeper": "none"}}
     return result.but(data=data)
@@ -222,7 +222,7 @@ def _stop_without_daemon(root: str, name: str | None, *, stuck: bool) -> Result:
 
     if name is None or stuck:
         with locks.keeper_lock(root):
-            keepers.Supervisord(root).end(at_once=stuck)
+            keepers.of(root).end(at_once=stuck)
     if stuck:
         _end_stuck_daemon(root)
     from tdai_supervisor.engine import entry

@@ -78,6 +78,7 @@ def offline(root: str) -> dict[str, Any]:
         "started_at": about.get("started_at") if about else None,
         "state": about.get("state") if about else None,
         "trouble": None,
+        "failed_writes": 0,
     }
     gateways, daemon["trouble"] = configured(root)
     return {"daemon": daemon, "root": root, "gateways": [_from_record(root, g, about is not None) for g in gateways]}

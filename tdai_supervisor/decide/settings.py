@@ -102,13 +102,6 @@ def shell_exports(text: str) -> dict[str, str]:
     return found
 
 
-def default_root(env: Mapping[str, str]) -> str:
-    """The supervisor root: $MEMORY_TENCENTDB_ROOT, else ~/.memory-tencentdb; absolute, `~` expanded."""
-    home = env.get("HOME") or os.path.expanduser("~")
-    text = env.get("MEMORY_TENCENTDB_ROOT", "").strip() or os.path.join(home, ".memory-tencentdb")
-    return _absolute(text, home)
-
-
 def check_name(name: str) -> str:
     """name, if it is a Gateway's name: 1-63 letters, digits, "-" and "_", safe as a file name; raises SettingsError."""
     if not _NAME.fullmatch(name) or name.lower() in RESERVED_NAMES:

@@ -347,6 +347,7 @@ class Daemon:
             "keeper_gone": self.keeper_gone,
             "started_at": self.about["started_at"],
             "trouble": self.files.trouble,
+            "failed_writes": self.files.failures,
         }
 
     async def describe(self) -> dict[str, Any]:

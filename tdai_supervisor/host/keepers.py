@@ -75,6 +75,11 @@ class Keeper(Protocol):
         """End it (and the daemon, if it still runs); whether it is gone."""
 
 
+def of(root: str) -> Keeper:
+    """The keeper of a root."""
+    return Supervisord(root)
+
+
 class Supervisord:
     """The `supervisor` package as the keeper of one root."""
 
