@@ -45,8 +45,10 @@ def live_path(pid: int, fd: int, path: str) -> str | None:
         return path if not os.path.isdir("/proc/self") and os.path.isfile(path) else None
     if not stat.S_ISREG(about.st_mode):
         return None
+    if target == path or about.st_nlink == 0:
+        return through
     folder = os.path.realpath(os.path.dirname(path)) + "/"
-    return through if about.st_nlink == 0 or target.startswith(folder) else None
+    return through if target.startswith(folder) else None
 
 
 def cut(live: str, path: str, cap: int, backups: int) -> Cut:
