@@ -6,7 +6,10 @@ import os
 import signal
 import subprocess
 import tarfile
+import threading
 from pathlib import Path
+
+import pytest
 
 from tests.support.command import Ctl
 from tests.support.processes import wait_for
@@ -79,21 +82,34 @@ def test_events_and_why_tell_what_happened_also_afterwards(ctl: Ctl) -> None:
     assert "STOPPED" in ctl("events", "-n", "1").out
 
 
+@pytest.mark.timeout(60)
 def test_following_survives_a_restart_and_ends_on_ctrl_c(ctl: Ctl) -> None:
-    """events -f goes on over a stop and a start; Ctrl-C is exit 0, without a traceback."""
+    """events -f goes on over restarts, a stop and a start; Ctrl-C is exit 0, without a traceback."""
     ctl.start()
-    with subprocess.Popen(
-        [*ctl.argv, "events", "-f", "-n", "0"], env=ctl.env, stdout=-1, stderr=-1, text=True
-    ) as follow:
-        lines: list[str] = []
+    lines: list[str] = []
+    follow = subprocess.Popen([*ctl.argv, "events", "-f", "-n", "0"], env=ctl.env, stdout=-1, stderr=-1, text=True)
+    reader = threading.Thread(target=lambda: lines.extend(iter(follow.stdout.readline, "")), daemon=True)
+    reader.start()
+
+    def restarted() -> bool:
+        # Whatever was written before it began to follow is not told: again until it tells.
         ctl("restart")
-        while "READY ->" not in "".join(lines):
-            lines.append(follow.stdout.readline())
+        return "READY -> STOPPING" in "".join(lines)
+
+    try:
+        wait_for(restarted, 30)
         assert ctl("stop", "default").code == 0
+        wait_for(lambda: "STOPPING -> STOPPED" in "".join(lines), 5)
+        told = len(lines)
         ctl.start()
-        while "STARTING -> READY" not in lines[-1]:
-            lines.append(follow.stdout.readline())
+        wait_for(lambda: "STARTING -> READY" in "".join(lines[told:]), 5)
         follow.send_signal(signal.SIGINT)
         assert follow.wait(5) == 0
         assert follow.stderr.read() == ""
+    finally:
+        follow.kill()
+        follow.wait()
+        reader.join(5)
+        follow.stdout.close()
+        follow.stderr.close()
     assert ctl("stop").code == 0
