@@ -47,7 +47,7 @@ def _gateway(g: dict[str, Any]) -> str:
     head = f"{g['name']:<8} {g['state']:<8}"
     if g["pid"] is not None:
         head += f" pid {g['pid']} {g['url']} ({g['kind']}, {g['origin']})"
-    lines = [head, f"         want {g['want']}, since {g['since']}: {g['cause']}"]
+    lines = [head, f"         want {g['want']}" + (f", since {g['since']}" if g["since"] else "") + f": {g['cause']}"]
     if g.get("hold"):
         lines.append(f"         on hold: {g['hold']}")
     if g.get("drift"):
