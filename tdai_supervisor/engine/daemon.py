@@ -149,7 +149,10 @@ class Daemon:
 
     def load(self) -> None:
         """Read the settings and make a Gateway of each name that is new; raises SettingsError."""
-        fresh = read_settings(self.root, self.env)
+        self.take(read_settings(self.root, self.env))
+
+    def take(self, fresh: Settings) -> None:
+        """Use these settings, and make a Gateway of each name that is new."""
         for warning in fresh.warnings:
             log.warning("%s", warning)
         self.settings, self.alerts.command = fresh, fresh.notify

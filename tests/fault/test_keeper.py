@@ -284,3 +284,15 @@ def test_a_command_stopped_in_the_middle_does_not_block_others_for_ever(ctl: Ctl
     assert done.returncode == 1
     assert "keeper.lock" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_stop_works_although_the_settings_were_broken_meanwhile(ctl: Ctl) -> None:
+    """Keeper and daemon killed and supervisor.toml spoiled: what runs is still found by its record and ended."""
+    scripted(ctl)
+    pid = ctl.start()["pid"]
+    for victim in (keeper_pid(ctl), ctl.status()["daemon"]["pid"]):
+        os.kill(victim, signal.SIGKILL)
+    ctl.settings("not toml [")
+    assert ctl("stop").code == 0
+    assert not alive(pid)
+    assert ctl("start").code == 6
