@@ -93,7 +93,10 @@ def stop_once(root: str, name: str | None, env: Mapping[str, str], lock_wait: fl
                 daemon.load()
             except SettingsError:
                 # Whoever cannot start with these settings must still be able to end what runs by the ones before.
-                daemon.take(settings.load(root, recorded_settings(root), {}))
+                recorded = recorded_settings(root)
+                if not recorded:
+                    raise
+                daemon.take(settings.load(root, recorded, {}))
             for gateway in daemon.gateways.values():
                 gateway.want = daemon.files.read_want(gateway.name) or Want.DOWN
             reply = await Verbs(daemon).handle({"verb": "stop", "name": name})
