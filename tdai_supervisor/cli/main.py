@@ -7,6 +7,7 @@ failure too; a user's mistake is a sentence and an exit code, never a traceback.
 from __future__ import annotations
 
 import argparse
+import importlib
 import os
 import sys
 
@@ -118,22 +119,15 @@ def _run(command: str, a: argparse.Namespace) -> Result | int:
         from tdai_supervisor.cli import data
 
         return (data.backup if command == "backup" else data.restore)(root, a.gateway, a.file)
-    if command in ("hermes", "enable-hermes-memory"):
+    if command == "enable-hermes-memory":
         from tdai_supervisor.cli import hermes
 
-        if command != "hermes":
-            a = argparse.Namespace(
-                action="enable", profile=None, all=False, copy=False, replace=False, dry_run=a.dry_run
-            )
-        return hermes.run(root, a).but(command=command)
-    if command == "import":
-        from tdai_supervisor.cli import imports
-
-        return imports.run(root, a)
-    if command == "config":
-        from tdai_supervisor.cli import config
-
-        return config.run(root, a)
+        enable = argparse.Namespace(action="enable", profile=None, all=False, copy=False, replace=False)
+        enable.dry_run = a.dry_run
+        return hermes.run(root, enable).but(command=command)
+    if command in _WITH_ACTIONS:
+        verb = importlib.import_module(f"tdai_supervisor.cli.{_WITH_ACTIONS[command]}")
+        return verb.run(root, a)  # type: ignore[no-any-return]
     if command in ("events", "why", "metrics"):
         from tdai_supervisor.cli import history
 
@@ -147,6 +141,9 @@ def _run(command: str, a: argparse.Namespace) -> Result | int:
         return result
     return observe.version(root)
 
+
+# Verbs that have actions of their own, and the modules that run them.
+_WITH_ACTIONS = {"config": "config", "hermes": "hermes", "import": "imports"}
 
 _PLANS = {
     "start": "would bring up keeper and daemon if they are not there, and have {name} run until READY",

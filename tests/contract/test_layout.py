@@ -37,13 +37,14 @@ WHEN_NEEDED = {
     "tdai_supervisor.cli.config": {"host"},  # the atomic write, the check call
     "tdai_supervisor.cli.doctor": {"host"},  # the check call
     "tdai_supervisor.cli.hermes": {"host"},  # the atomic write
+    "tdai_supervisor.cli.tables": {"host"},  # the atomic write, the lock
 }
 # Libraries: ring -> distribution -> only inside a function?
 LIBRARIES = {
     "host": {"filelock": False, "psutil": True, "requests": True},
     "embedded": {"aiohttp": False},
     "gwconfig": {"ruamel": True},
-    "cli": {"ruamel": True},
+    "cli": {"ruamel": True, "tomlkit": True},
     "memory_tencentdb": {"requests": True},
 }
 # Modules of the host Hermes that the provider looks for while it runs in it.
