@@ -67,6 +67,24 @@ def find(configured: str) -> str:
     return next((p for p in (configured, base + ".yaml", base + ".yml") if os.path.exists(p)), configured)
 
 
+LLM_KEYS = {"TDAI_LLM_API_KEY": "llm.apiKey", "TDAI_LLM_BASE_URL": "llm.baseUrl", "TDAI_LLM_MODEL": "llm.model"}
+
+
+def llm(own: Mapping[str, str], values: Mapping[str, Any], profile: Mapping[str, str]) -> dict[str, tuple[str, str]]:
+    """What is in force for the language model: name -> (value, "environment", "file" or "profile").
+
+    own and profile hold TDAI_LLM_* names: of the daemon's environment, and of a Hermes profile, which is asked last.
+    """
+    found = {name: (value, "environment") for name, value in own.items()}
+    for name, key in LLM_KEYS.items():
+        value = get(values, key)
+        if isinstance(value, str) and value.strip():
+            found.setdefault(name, (value.strip(), "file"))
+        elif name in profile:
+            found.setdefault(name, (profile[name], "profile"))
+    return found
+
+
 def is_yaml(path: str) -> bool:
     """Whether a file is edited as YAML."""
     return path.endswith((".yaml", ".yml"))

@@ -201,15 +201,47 @@ def _get(root: str, gateway: GatewaySettings, path: str, a: Namespace) -> Result
 
 
 def _show(root: str, gateway: GatewaySettings, path: str, a: Namespace) -> Result:
-    """Every value in force, with its source: the environment of this shell beats the file."""
-    values = {k: (v, path) for k, v in gwconfig.redact(gwconfig.parse(path, _read(path))).items()}
-    for key, variable in {"llm.apiKey": "API_KEY", "llm.baseUrl": "BASE_URL", "llm.model": "MODEL"}.items():
-        for name in (f"TDAI_LLM_{variable}", f"MEMORY_TENCENTDB_LLM_{variable}"):
-            if os.environ.get(name, "").strip():
-                values[key] = (gwconfig.redact_value(key, os.environ[name].strip()), name)
-                break
+    """Every value in force, with its source: the environment of the daemon (else of this shell) beats the file."""
+    file = gwconfig.parse(path, _read(path))
+    values = {k: (v, path) for k, v in gwconfig.redact(file).items()}
+    ours = client.read_object(paths.paying(root, gateway.name)) or {}
+    for key in ours.keys() & values.keys():
+        if ours[key] == gwconfig.get(file, key):
+            values[key] = (values[key][0], "memory-tencentdb-ctl: it pays on sqlite without embeddings")
+    env = running_environment(root)
+    for name, (value, source) in language_model(root, env, file).items():
+        variable = name if name in env else name.replace("TDAI_", "MEMORY_TENCENTDB_", 1)
+        key = gwconfig.LLM_KEYS.get(name, name)
+        if source != "file":
+            profile = settings.load(root, "", env).profile_env
+            values[key] = (gwconfig.redact_value(key, value), variable if source == "environment" else profile)
     shown = {k: {"value": v, "origin": o} if a.origin else v for k, (v, o) in sorted(values.items())}
     return Result("config", {"path": path, "values": shown})
+
+
+def running_environment(root: str) -> Mapping[str, str]:
+    """The names the living daemon runs by, else those of this shell."""
+    about = client.daemon_process(root)
+    if about is None or about.get("keeper") == "none":
+        return os.environ
+    kept = client.read_object(paths.environment(root)) or {}
+    return {**{k: v for k, v in kept.items() if isinstance(v, str)}, "HOME": os.path.expanduser("~")}
+
+
+def unknown_to_daemon(root: str) -> list[str]:
+    """The names of ours that this shell sets and the living daemon does not run by, as it was started before."""
+    env = running_environment(root)
+    if env is os.environ:
+        return []
+    names = [name for name in os.environ if settings.ENVIRONMENT_NAMES.fullmatch(name)]
+    return sorted(name for name in names if name != "MEMORY_TENCENTDB_ROOT" and os.environ[name] != env.get(name))
+
+
+def language_model(root: str, env: Mapping[str, str], file: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
+    """What is in force for the language model: name -> (value, source), see gwconfig.llm."""
+    chosen = settings.load(root, "", env)
+    profile = settings.shell_exports(client.read_text_whole(chosen.profile_env) or "")
+    return gwconfig.llm(chosen.llm, file, settings.llm_names(profile))
 
 
 def _path(root: str, gateway: GatewaySettings, path: str, a: Namespace) -> Result:

@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from tdai_supervisor import __version__, client, gwconfig
-from tdai_supervisor.cli import envelope, observe
+from tdai_supervisor.cli import config, envelope, observe
 from tdai_supervisor.cli.envelope import Result, failure
 from tdai_supervisor.decide import checks, paths, settings
 
@@ -129,20 +129,14 @@ def _about_config(root: str) -> Iterator[dict[str, str]]:
         for fault in gwconfig.validate(values):
             why = "the Gateway ignores it silently"
             yield _finding(f"{path}: {fault}", why, "memory-tencentdb-ctl config validate")
-        if not gwconfig.get(values, "llm.baseUrl") and "TDAI_LLM_BASE_URL" not in chosen.llm:
+        if "TDAI_LLM_BASE_URL" not in config.language_model(root, config.running_environment(root), values):
             why = "conversations are kept and found, but no memories are extracted from them"
             fix = "memory-tencentdb-ctl config llm --base-url URL --model NAME --api-key -"
             yield _finding(f"Gateway {gateway.name}: LLM not configured", why, fix)
 
 
 def _about_shell(root: str) -> Iterator[dict[str, str]]:
-    kept = client.read_object(paths.environment(root)) or {}
-    changed = sorted(
-        name
-        for name, value in os.environ.items()
-        if settings.ENVIRONMENT_NAMES.fullmatch(name) and name != "MEMORY_TENCENTDB_ROOT" and kept.get(name) != value
-    )
-    if changed and client.daemon_process(root) is not None:
+    if changed := config.unknown_to_daemon(root):
         fact = f"set in this shell, unknown to the daemon: {', '.join(changed)}"
         why = "the daemon runs by what `start` saw when it started it"
         yield _finding(fact, why, "memory-tencentdb-ctl config import-env, or stop and start")
@@ -200,14 +194,11 @@ def _llm(root: str) -> str:
     from tdai_supervisor.host import outside
 
     chosen = settings.load(root, client.read_text_whole(paths.settings(root)) or "", os.environ, os.path.exists)
-    llm = dict(chosen.llm)
     gateway = chosen.gateways["default"]
     path = gwconfig.find(gateway.config_file)
     file = gwconfig.parse(path, client.read_text_whole(path) or "")
-    for key, name in {"llm.baseUrl": "TDAI_LLM_BASE_URL", "llm.apiKey": "TDAI_LLM_API_KEY"}.items():
-        if name not in llm and isinstance(gwconfig.get(file, key), str):
-            llm[name] = gwconfig.get(file, key)
-    return outside.llm_trouble(llm) or "ok"
+    found = config.language_model(root, config.running_environment(root), file)
+    return outside.llm_trouble({name: value for name, (value, _) in found.items()}) or "ok"
 
 
 def _extraction(data_dir: str) -> str:

@@ -21,6 +21,7 @@ from typing import Any
 from tdai_supervisor import client
 from tdai_supervisor.cli import envelope
 from tdai_supervisor.cli.envelope import Result, failure
+from tdai_supervisor.decide import settings
 from tdai_supervisor.decide.checks import SettingsError
 
 NAME = "memory_tencentdb"
@@ -79,9 +80,7 @@ def run(root: str, a: Namespace) -> Result:
 
 def main_home() -> str:
     """The home of the default profile: $HERMES_HOME (or above it, if that is a profile's), else ~/.hermes."""
-    home = os.path.abspath(os.path.expanduser(os.environ.get("HERMES_HOME", "").strip() or "~/.hermes"))
-    above, name = os.path.split(os.path.dirname(home))
-    return above if name == "profiles" else home
+    return settings.hermes_home(os.environ, os.path.expanduser("~"))
 
 
 def every() -> list[Profile]:

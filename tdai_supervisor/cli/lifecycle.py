@@ -40,7 +40,7 @@ def start(root: str, name: str | None, *, wait: bool, timeout: float | None, tak
     arguments: dict[str, Any] = {"name": name, "wait": wait, "take_over": take_over}
     if timeout is not None:
         arguments["timeout"] = timeout
-    return _ask("start", root, "start", **arguments)
+    return _named_unknown(root, _ask("start", root, "start", **arguments))
 
 
 def restart(root: str, name: str | None, *, daemon: bool, timeout: float | None) -> Result:
@@ -56,7 +56,19 @@ def restart(root: str, name: str | None, *, daemon: bool, timeout: float | None)
         return start(root, name, wait=True, timeout=timeout, take_over=False).but(command="restart")
     if daemon:
         return _restart_daemon(root)
-    return _ask("restart", root, "restart", name=name, timeout=timeout)
+    return _named_unknown(root, _ask("restart", root, "restart", name=name, timeout=timeout))
+
+
+def _named_unknown(root: str, result: Result) -> Result:
+    """The result, with a warning where this shell says what the daemon does not run by: it is never taken silently."""
+    from tdai_supervisor.cli import config
+
+    unknown = config.unknown_to_daemon(root)
+    if result.data is not None and unknown:
+        message = f"set in this shell, unknown to the daemon: {', '.join(unknown)}"
+        hint = "try `memory-tencentdb-ctl config import-env`, or stop and start"
+        result.data.setdefault("warnings", []).append({"code": "unknown-to-daemon", "message": message, "hint": hint})
+    return result
 
 
 def _restart_daemon(root: str) -> Result:

@@ -41,7 +41,7 @@ def main(argv: list[str] | None = None) -> int:
         command = "version" if arguments.show_version else arguments.verb or ""
         if not command:
             raise UsageError("no verb given; try `memory-tencentdb-ctl --help`")
-        result = _run(command, arguments)
+        result = _with_progress(command, arguments) if command in _AT_WORK else _run(command, arguments)
     except UsageError as error:
         result = failure(command, "usage", str(error), None, envelope.USAGE)
     except SettingsError as error:
@@ -56,6 +56,13 @@ def main(argv: list[str] | None = None) -> int:
     if isinstance(result, int):
         return result
     return _print(result, as_json)
+
+
+def _with_progress(command: str, arguments: argparse.Namespace) -> Result | int:
+    from tdai_supervisor.cli import progress
+
+    with progress.shown(f"{command}: at work"):
+        return _run(command, arguments)
 
 
 def _print(result: Result, as_json: bool) -> int:
@@ -77,6 +84,8 @@ def _run(command: str, a: argparse.Namespace) -> Result | int:
         os.environ["MEMORY_TENCENTDB_MODE"] = mode
     a.dry_run = getattr(a, "dry_run", False)
     root = _root(getattr(a, "root", None))
+    if command in _CHANGING and (refused := _as_root_for_another(command, root)):
+        return refused
     if command in ("start", "stop", "restart") and a.dry_run:
         return Result(command, {"plan": _PLANS[command].format(name=a.name or "every Gateway"), "root": root})
     if command in ("start", "stop", "restart", "daemon"):
@@ -144,6 +153,34 @@ def _run(command: str, a: argparse.Namespace) -> Result | int:
 
 # Verbs that have actions of their own, and the modules that run them.
 _WITH_ACTIONS = {"config": "config", "hermes": "hermes", "import": "imports"}
+
+# Verbs that may take longer than a second and print nothing until they are done.
+_AT_WORK = {"start", "stop", "restart", "backup", "restore", "doctor", "diagnose", "config", "hermes"}
+
+# Verbs that make files in a root.
+_CHANGING = {"start", "stop", "restart", "restore", "enable-hermes-memory", *_WITH_ACTIONS}
+
+
+def _as_root_for_another(command: str, root: str) -> Result | None:
+    """Why root does not do this where a user's files are: what it makes there, that user can no longer use."""
+    if os.geteuid() != 0:
+        return None
+    path = root
+    while not os.path.lexists(path):
+        path = os.path.dirname(path)
+    owner = os.stat(path, follow_symlinks=False).st_uid
+    if owner == 0:
+        return None
+    import pwd
+
+    try:
+        name = pwd.getpwuid(owner).pw_name
+    except KeyError:
+        name = f"#{owner}"
+    message = f"cannot {command} as root: {path} belongs to {name}, who could not use what root makes there"
+    hint = f"try `sudo -u {name} memory-tencentdb-ctl {command}`"
+    return failure(command, "not-permitted", message, hint, envelope.NOT_PERMITTED)
+
 
 _PLANS = {
     "start": "would bring up keeper and daemon if they are not there, and have {name} run until READY",

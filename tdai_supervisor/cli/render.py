@@ -17,7 +17,8 @@ def show(result: Result) -> None:
     if text:
         print(text)
     for warning in (result.data or {}).get("warnings", []) if isinstance(result.data, dict) else []:
-        print(f"warning: {warning['message']}", file=sys.stderr)
+        hint = f"; {warning['hint']}" if warning.get("hint") else ""
+        print(f"warning: {warning['message']}{hint}", file=sys.stderr)
     for error in result.errors:
         print(error["message"] + (f"; {error['hint']}" if error.get("hint") else ""), file=sys.stderr)
         for line in error.get("log") or []:

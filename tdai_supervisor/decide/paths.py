@@ -57,6 +57,11 @@ def key(root: str, name: str) -> str:
     return join(root, "run", f"{name}.key")
 
 
+def paying(root: str, name: str) -> str:
+    """Which keys of a Gateway's own file were written by the daemon, not chosen by the user."""
+    return join(root, "run", f"{name}.paying.json")
+
+
 def want(root: str, name: str) -> str:
     """The persisted want of a Gateway."""
     return join(root, "run", f"{name}.want")

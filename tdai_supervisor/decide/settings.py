@@ -72,13 +72,17 @@ class GatewaySettings:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Everything the daemon runs by. origins maps "gateway.NAME.key" or "policy.key" to where the value came from."""
+    """Everything the daemon runs by. origins maps "gateway.NAME.key" or "policy.key" to where the value came from.
+
+    llm holds TDAI_LLM_* names; profile_env is `.env` of the default Hermes profile, which is asked last for them.
+    """
 
     root: str
     gateways: Mapping[str, GatewaySettings]
     policy: Policy
     notify: tuple[str, ...]
     llm: Mapping[str, str]
+    profile_env: str
     install_dir: str
     origins: Mapping[str, str]
     warnings: tuple[str, ...]
@@ -91,15 +95,30 @@ def shell_exports(text: str) -> dict[str, str]:
     """
     found = {}
     for line in text.splitlines():
-        try:
-            words = shlex.split(line, comments=True)
-        except ValueError:
-            continue
+        words = _words(line)
         name, equals, value = words[-1].partition("=") if words else ("", "", "")
         plain = len(words) == 1 or (len(words) == 2 and words[0] == "export")
         if plain and equals and ENVIRONMENT_NAMES.fullmatch(name) and not any(c in value for c in "$`"):
             found[name] = value
     return found
+
+
+def _words(line: str) -> list[str]:
+    """The words of a shell line up to its comment, which starts a word: a `#` within a word is part of it."""
+    for text in (line, re.sub(r"(^|\s)#.*", "", line)):  # an apostrophe in a comment is no open quote
+        try:
+            words = shlex.split(text)
+        except ValueError:
+            continue
+        return words[: next((i for i, w in enumerate(words) if w.startswith("#")), None)]
+    return []
+
+
+def hermes_home(env: Mapping[str, str], home: str) -> str:
+    """The home of the default Hermes profile: $HERMES_HOME (or above it, if that is a profile's), else ~/.hermes."""
+    given = _absolute(env.get("HERMES_HOME", "").strip() or "~/.hermes", home)
+    above, name = os.path.split(os.path.dirname(given))
+    return above if name == "profiles" else given
 
 
 def check_name(name: str) -> str:
@@ -138,7 +157,8 @@ def load(root: str, text: str, env: Mapping[str, str], exists: Callable[[str], b
         gateways=gateways,
         policy=policy,
         notify=notify,
-        llm=_llm(env),
+        llm=llm_names(env),
+        profile_env=os.path.join(hermes_home(env, home), ".env"),
         install_dir=_install_dir(root, home, env, exists),
         origins=origins,
         warnings=tuple(warnings),
@@ -279,8 +299,8 @@ def _install_dir(root: str, home: str, env: Mapping[str, str], exists: Callable[
     return next((p for p in places if exists(p)), places[0])
 
 
-def _llm(env: Mapping[str, str]) -> dict[str, str]:
-    """TDAI_LLM_* for the Gateway: its own names win, MEMORY_TENCENTDB_LLM_* are translated."""
+def llm_names(env: Mapping[str, str]) -> dict[str, str]:
+    """TDAI_LLM_* in an environment: its own names win, MEMORY_TENCENTDB_LLM_* are translated."""
     values = {k: v for k, v in env.items() if k.startswith("TDAI_LLM_") and v.strip()}
     for name in LLM_NAMES:
         if other := env.get(f"MEMORY_TENCENTDB_LLM_{name}", "").strip():

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from tdai_supervisor.decide import launch
+from tdai_supervisor.decide import launch, paths
 from tdai_supervisor.decide.checks import SettingsError
 from tdai_supervisor.decide.model import Event
 from tdai_supervisor.decide.policy import Claim, Resident, Scene, judge_claim
@@ -43,6 +43,7 @@ class Found:
     process: Process | None = None
     newest_number: int = 0
     quick: bool = False
+    llm: Mapping[str, str] = dataclasses.field(default_factory=dict, repr=False)
     launched: Mapping[str, str] = dataclasses.field(default_factory=dict, repr=False)
     kind_cause: str = ""
 
@@ -216,11 +217,12 @@ class Claiming:
             file = configured.read(gateway.settings)
             if found.kind == "node":
                 try:
-                    file = configured.make_it_pay(file)
+                    file = configured.make_it_pay(file, paths.paying(gateway.root, gateway.name))
                 except OSError as error:
                     gateway.shared.files.note_failure(file.path, f"cannot write {file.path}: {error.strerror}")
             values, key = file.values, key or file.api_key
-        found.launched = configured.fingerprint(gateway.settings, values, gateway.shared.settings.llm)
+        found.llm = configured.llm(gateway.shared.settings, values)
+        found.launched = configured.fingerprint(gateway.settings, values, found.llm)
         return key
 
     def _asked_port(self) -> int | None:

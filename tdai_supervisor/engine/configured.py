@@ -13,8 +13,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tdai_supervisor import gwconfig
+from tdai_supervisor.decide import settings as names
 from tdai_supervisor.decide.checks import SettingsError
-from tdai_supervisor.decide.settings import GatewaySettings
+from tdai_supervisor.decide.settings import GatewaySettings, Settings
 from tdai_supervisor.host import disk
 
 # Measured on the real Gateway with sqlite and no embedding provider: boot 3.3 -> 0.8 s, 593 -> 241 MB, same results;
@@ -53,10 +54,23 @@ def read(settings: GatewaySettings) -> GatewayFile:
     return GatewayFile(path, text, gwconfig.parse(path, text))
 
 
-def make_it_pay(file: GatewayFile) -> GatewayFile:
+def llm(chosen: Settings, values: Mapping[str, Any], *, with_file: bool = False) -> dict[str, str]:
+    """TDAI_LLM_* that a child is given: the daemon's own, and a Hermes profile's where neither they nor values say one.
+
+    with_file: those of the file too, which the Gateway reads by itself.
+    """
+    try:
+        text = disk.read(chosen.profile_env) or ""
+    except OSError:
+        text = ""  # a profile that is not for us to read has nothing to give
+    found = gwconfig.llm(chosen.llm, values, names.llm_names(names.shell_exports(text)))
+    return {name: value for name, (value, origin) in found.items() if with_file or origin != "file"}
+
+
+def make_it_pay(file: GatewayFile, noted: str) -> GatewayFile:
     """Write the settings that pay, where the user has not chosen and the backend is sqlite without embeddings.
 
-    Raises OSError.
+    noted: the file that keeps which ones were written by us. Raises OSError.
     """
     provider = gwconfig.get(file.values, "memory.embedding.provider")
     if gwconfig.get(file.values, "memory.storeBackend") == "tcvdb" or provider not in (None, "none"):
@@ -65,16 +79,17 @@ def make_it_pay(file: GatewayFile) -> GatewayFile:
     if not changes:
         return file
     text = gwconfig.patch(file.path, file.text, changes)
+    disk.write(noted, json.dumps(changes) + "\n", durable=True)  # first: a choice of ours never looks like the user's
     disk.write(file.path, text, durable=True)
     return GatewayFile(file.path, text, gwconfig.parse(file.path, text))
 
 
-def fingerprint(settings: GatewaySettings, file: Mapping[str, Any], llm: Mapping[str, str]) -> dict[str, str]:
+def fingerprint(settings: GatewaySettings, file: Mapping[str, Any], given_llm: Mapping[str, str]) -> dict[str, str]:
     """A digest of everything a running Gateway was given, by key: what differs later has drifted."""
     given: dict[str, Any] = dict(gwconfig.flatten(file))
     own = ("kind", "host", "port", "data_dir", "command", "env", "node", "auth", "api_key", "config_file", "log_dir")
     given |= {f"gateway.{settings.name}.{key}": getattr(settings, key) for key in own}
-    given |= dict(llm)
+    given |= dict(given_llm)
     return {key: _digest(value) for key, value in given.items()}
 
 
@@ -84,7 +99,7 @@ def _digest(value: Any) -> str:
 
 
 def drift(
-    settings: GatewaySettings, llm: Mapping[str, str], launched: Mapping[str, str], values: Mapping[str, Any] | None
+    chosen: Settings, settings: GatewaySettings, launched: Mapping[str, str], values: Mapping[str, Any] | None
 ) -> list[str]:
     """The keys in which the running Gateway differs from file and environment; empty where that is not known.
 
@@ -93,7 +108,8 @@ def drift(
     if not launched:
         return []
     try:
-        now = fingerprint(settings, read(settings).values if values is None else values, llm)
+        values = read(settings).values if values is None else values
+        now = fingerprint(settings, values, llm(chosen, values))
     except SettingsError as error:
         return [str(error)]
     return sorted(key for key in now.keys() | launched.keys() if now.get(key) != launched.get(key))

@@ -332,7 +332,7 @@ class Daemon:
         for name, gateway in self.gateways.items():
             if gateway.life is not None and not gateway.life.external and name in fresh.gateways:
                 values: dict[str, Any] | None = {} if gateway.kind == "command" else None
-                found[name] = configured.drift(fresh.gateways[name], fresh.llm, gateway.launched, values)
+                found[name] = configured.drift(fresh, fresh.gateways[name], gateway.launched, values)
         return found
 
     @property

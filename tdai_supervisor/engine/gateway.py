@@ -179,7 +179,7 @@ class Gateway(Automaton):
         number = max(self.spawn_number, found.newest_number) + 1
         cookie = Cookie(self.root, self.name, number)
         env = launch.environment(
-            os.environ, self.settings, port=found.port, key=found.key, cookie=cookie, llm=self.shared.settings.llm
+            os.environ, self.settings, port=found.port, key=found.key, cookie=cookie, llm=found.llm
         )
         argv = launch.command_line(found.kind, self.settings, PYTHON, found.node)
         try:

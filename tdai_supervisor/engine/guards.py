@@ -11,11 +11,14 @@ import contextlib
 import errno
 import os
 import signal
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from tdai_supervisor.decide.checks import SettingsError
 from tdai_supervisor.decide.model import Exit, State
 from tdai_supervisor.decide.policy import judge_log, low_space
+from tdai_supervisor.engine import configured
 from tdai_supervisor.engine.loop import Worker
 from tdai_supervisor.host import disk, logs, outside, tree
 
@@ -188,8 +191,15 @@ class Guards:
         gateway = self._gateway
         # A thread of its own: a slow answer from outside must not delay a sweep or a claim.
         self._outside = self._outside or Worker()
-        self.llm_trouble = await self._outside.run(outside.llm_trouble, gateway.shared.settings.llm)
+        self.llm_trouble = await self._outside.run(self._llm_trouble)
         gateway.review()
+
+    def _llm_trouble(self) -> str | None:
+        gateway = self._gateway
+        values: Mapping[str, Any] = {}
+        with contextlib.suppress(SettingsError):  # drift says so
+            values = configured.read(gateway.settings).values
+        return outside.llm_trouble(configured.llm(gateway.shared.settings, values, with_file=True))
 
     def close(self) -> None:
         """End the timer, and the thread for calls that leave the machine, if there is one."""

@@ -104,6 +104,34 @@ def test_import_env_and_origins(ctl: Ctl, file: Path) -> None:
     assert ctl("config", "path").out.strip() == str(file)
 
 
+def test_a_profile_is_asked_last_for_the_language_model(ctl: Ctl, file: Path, home: Path) -> None:
+    """`.env` of the default Hermes profile gives what neither environment nor file say; the origin names it."""
+    env_file = home / ".hermes" / ".env"
+    env_file.parent.mkdir()
+    lines = ["# don't touch", "MEMORY_TENCENTDB_LLM_API_KEY='s3#cret'", "TDAI_LLM_MODEL=from-profile # old", "OTHER=1"]
+    env_file.write_text("\n".join([*lines, "TDAI_LLM_BASE_URL=http://127.0.0.1:9/v1#x"]))
+    assert ctl("config", "set", "llm.model", "from-file").code == 0
+    ctl.start()
+    environ = Path(f"/proc/{ctl.gateway()['pid']}/environ").read_bytes().split(b"\0")
+    assert b"TDAI_LLM_API_KEY=s3#cret" in environ
+    assert b"TDAI_LLM_BASE_URL=http://127.0.0.1:9/v1#x" in environ
+    assert not [line for line in environ if line.startswith(b"TDAI_LLM_MODEL=")]
+    shown = ctl("config", "show", "--origin", "--json")
+    assert shown.data["values"]["llm.baseUrl"]["origin"] == str(env_file)
+    assert shown.data["values"]["llm.model"] == {"value": "from-file", "origin": str(file)}
+    assert "s3#cret" not in shown.out
+    assert ctl.gateway()["drift"] == []
+    env_file.write_text("")
+    assert ctl.gateway()["drift"] == ["TDAI_LLM_API_KEY", "TDAI_LLM_BASE_URL"]
+
+
+def test_show_tells_the_daemon_environment_from_this_shell(ctl: Ctl, file: Path) -> None:
+    """While a daemon lives, what it was started with is in force; this shell's variables are not."""
+    ctl.start(env={"TDAI_LLM_MODEL": "first"})
+    shown = ctl("config", "show", "--origin", "--json", env={"TDAI_LLM_MODEL": "second"}).data["values"]
+    assert shown["llm.model"] == {"value": "first", "origin": "TDAI_LLM_MODEL"}
+
+
 def test_check_quotes_the_http_code(ctl: Ctl, file: Path) -> None:
     """A19: the wrong base URL is found by one cheap call, and nothing is written."""
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import pty
 import shutil
 import subprocess
 
@@ -61,3 +64,23 @@ def test_an_unknown_shell_is_a_usage_error(ctl: Ctl) -> None:
     said = ctl("completion", "tcsh")
     assert said.code == 2
     assert "bash, zsh, fish" in said.err
+
+
+def test_whoever_waits_at_a_terminal_is_told(ctl: Ctl) -> None:
+    """After a second a line on the terminal, gone when the work is done; a pipe sees nothing of it."""
+    ctl.settings('[gateway.default]\nkind = "command"\ncommand = ["/bin/sleep", "600"]\n')
+    words = [*ctl.argv, "start", "--timeout", "2.5"]
+    terminal, other = pty.openpty()
+    said = b""
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=other, env=ctl.env) as started:
+        os.close(other)
+        with contextlib.suppress(OSError):  # EIO: nobody writes to it any more
+            while block := os.read(terminal, 4096):
+                said += block
+        os.close(terminal)
+        assert started.stdout is not None
+        assert b"at work" not in started.stdout.read()
+    assert started.returncode == 1
+    assert b"start: at work (1 s)" in said
+    assert said.split(b"at work")[-1].split(b"\r")[-2].startswith(b"cannot start default"), said
+    assert "at work" not in ctl("stop").err

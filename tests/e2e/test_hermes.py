@@ -73,3 +73,22 @@ def test_a_turn_without_a_gateway_is_kept(ctl: Ctl, hermes: Hermes) -> None:
     ctl.start()
     hermes.ask("Hello again.")
     processes.wait_for(lambda: SECRET in json.dumps(search(ctl, "parrot")), 10, "the kept turn")
+
+
+def test_enable_makes_it_the_provider_once(ctl: Ctl, hermes: Hermes) -> None:
+    """After `hermes enable`, Hermes itself lists the provider once and uses it; after `disable` no longer."""
+    directory = hermes.directory
+    (directory / "plugins" / "memory_tencentdb").unlink()
+    config = directory / "config.yaml"
+    config.write_text(config.read_text().replace("memory: {provider: memory_tencentdb}\n", ""))
+    env = {"HERMES_HOME": str(directory)}
+    assert ctl("hermes", "enable", env=env).code == 0
+
+    shown = hermes.run("memory", "status").out
+    assert shown.count("\u2022 memory_tencentdb") == 1, shown
+    assert "Provider:  memory_tencentdb\n" in shown
+    ctl.start()
+    hermes.ask(f"My dog is called {SECRET}.")
+    assert SECRET in json.dumps(search(ctl, "dog called"))
+    assert ctl("hermes", "disable", env=env).code == 0
+    assert "Provider:  memory_tencentdb" not in hermes.run("memory", "status").out

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import pwd
 import signal
 import subprocess
 import sys
@@ -211,7 +212,10 @@ def test_the_environment_that_started_the_daemon_stays_its_own(ctl: Ctl) -> None
     daemon = ctl.status()["daemon"]["pid"]
     os.kill(daemon, signal.SIGKILL)
     wait_for(lambda: ctl.status()["daemon"]["pid"] not in (None, daemon), 15)
-    assert ctl("restart", env={"TDAI_LLM_MODEL": "second"}).code == 0
+    again = ctl("restart", env={"TDAI_LLM_MODEL": "second", "TDAI_LLM_API_KEY": "not-to-be-shown"})
+    assert again.code == 0
+    assert "set in this shell, unknown to the daemon: TDAI_LLM_API_KEY, TDAI_LLM_MODEL" in again.err
+    assert "not-to-be-shown" not in again.out + again.err
     assert b"TDAI_LLM_MODEL=first" in Path(f"/proc/{ctl.gateway()['pid']}/environ").read_bytes().split(b"\0")
     assert ctl("stop").code == 0
 
@@ -296,3 +300,52 @@ def test_stop_works_although_the_settings_were_broken_meanwhile(ctl: Ctl) -> Non
     assert ctl("stop").code == 0
     assert not alive(pid)
     assert ctl("start").code == 6
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be the wrong user")
+def test_c29_root_leaves_nothing_in_a_users_root(ctl: Ctl, home: Path) -> None:
+    """`sudo -E memory-tencentdb-ctl start`: refused with the owner and the right command, and nothing was made."""
+    os.chown(home, 65534, 65534)
+    root = home / ".memory-tencentdb"
+    done = ctl("--root", str(root), "start", "--json")
+    assert (done.code, done.json["errors"][0]["code"]) == (4, "not-permitted")
+    name = pwd.getpwuid(65534).pw_name
+    assert name in done.json["errors"][0]["message"]
+    assert f"sudo -u {name}" in done.json["errors"][0]["hint"]
+    assert not root.exists()
+    assert ctl("--root", str(root), "status").code == 3
+
+
+@pytest.mark.parametrize(
+    "broken", ["daemon gone", "daemon stopped", "keeper gone", "gateway stopped", "socket deleted", "record spoiled"]
+)
+def test_status_answers_within_two_seconds(ctl: Ctl, broken: str) -> None:
+    """In every broken state: an exit code of the contract, the envelope, and a cause."""
+    scripted(ctl)
+    pid = ctl.start()["pid"]
+    about = json.loads((Path(ctl.root) / "run" / "supervisor.pid").read_text())
+    if broken in ("daemon gone", "keeper gone"):
+        os.kill(about["keeper_pid"], signal.SIGKILL)
+    if broken == "daemon gone":
+        os.kill(about["pid"], signal.SIGKILL)
+    if broken == "daemon stopped":
+        os.kill(about["pid"], signal.SIGSTOP)
+    if broken == "gateway stopped":
+        os.kill(pid, signal.SIGSTOP)
+    if broken == "socket deleted":
+        os.unlink(Path(ctl.root) / "run" / "control.sock")
+    if broken == "record spoiled":
+        os.kill(about["keeper_pid"], signal.SIGKILL)
+        os.kill(about["pid"], signal.SIGKILL)
+        for name in ("default.json", "default.want", "supervisor.pid"):
+            (Path(ctl.root) / "run" / name).write_text("{spoiled")
+    started = time.monotonic()
+    done = ctl("status", "--json")
+    assert time.monotonic() - started < 2.5  # 2 s, and an interpreter on a loaded machine
+    expected = {"keeper gone": {0}, "gateway stopped": {0, 1}, "daemon gone": {1}, "record spoiled": {1, 3}}
+    assert done.code in expected.get(broken, {0, 1, 4}), done
+    if broken == "daemon stopped":
+        os.kill(about["pid"], signal.SIGCONT)
+    if broken == "gateway stopped":
+        os.kill(pid, signal.SIGCONT)
+    assert ctl("stop").code == 0

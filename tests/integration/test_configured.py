@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import stat
+import subprocess
+import sys
 import tarfile
 from pathlib import Path
 
@@ -65,6 +67,10 @@ def test_settings_that_pay_are_written_only_where_nobody_chose(kept: Kept, tmp_p
     assert written == {"memory": {"bm25": {"enabled": True}, "mine": 1, "recall": {"strategy": "keyword"}}}
     assert stat.S_IMODE(config(kept).stat().st_mode) == 0o600
     assert kept.gateway()["drift"] == []
+    words = [sys.executable, "-m", "tdai_supervisor", "--root", str(kept.root), "config", "show", "--origin", "--json"]
+    shown = json.loads(subprocess.run(words, capture_output=True, check=True).stdout)["data"]["values"]
+    assert "it pays" in shown["memory.recall.strategy"]["origin"]
+    assert shown["memory.bm25.enabled"]["origin"] == str(config(kept))
 
 
 def test_two_gateways_nobody_gave_a_port_get_one_each(kept: Kept) -> None:

@@ -36,6 +36,10 @@ class Hermes:
 
     def ask(self, prompt: str) -> Done:
         """One turn in a process of its own: hermes -z PROMPT."""
-        done = run([self.program, "-z", prompt], self.env, timeout=90)
+        return self.run("-z", prompt)
+
+    def run(self, *words: str) -> Done:
+        """A command of Hermes that must succeed."""
+        done = run([self.program, *words], self.env, timeout=90)
         assert done.code == 0, done
         return done
