@@ -246,6 +246,7 @@ class Daemon:
         beat = notify.watchdog_interval()
         pause = min(TICK, beat / 2) if beat else TICK
         due = 0.0
+        orphans: set[tuple[int, int]] = set()
         while True:
             await asyncio.sleep(pause)
             if beat:
@@ -258,6 +259,8 @@ class Daemon:
                 ready = [g for g in self.gateways.values() if g.state is State.READY]
                 if ready:
                     self.deliveries.tick(ready[0].task)
+                if os.getpid() == 1:
+                    orphans = process.reap_orphans(orphans)
                 self.snapshots.tick(list(self.gateways.values()), time.time(), time.localtime().tm_hour)
                 await self._check_intact()
 

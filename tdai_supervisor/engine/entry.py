@@ -10,6 +10,7 @@ import asyncio
 import json
 import logging
 import os
+import signal
 import sys
 from collections.abc import Mapping
 from typing import Any
@@ -29,6 +30,10 @@ def prepare(root: str, keeper: str) -> None:
     disk.private_dir(root)
     disk.private_dir(paths.run(root))
     os.chdir(root)
+    if os.getpid() == 1:
+        # The kernel drops what PID 1 does not handle, and waiting for the lock comes before the loop's own handlers.
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda number, _: sys.exit(128 + number))
     if keeper != "none":
         path = paths.daemon_log(root)
         # A daemon that fails at every start must not fill the disk with saying so.

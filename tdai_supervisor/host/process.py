@@ -17,7 +17,8 @@ import signal
 import struct
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+import weakref
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from tdai_supervisor.decide.model import Exit, Identity, Verdict
@@ -167,6 +168,10 @@ def exists(pid: int) -> bool:
     return True
 
 
+# Everything held by pidfd now: the children among it are reaped by whoever holds them.
+_held: weakref.WeakSet[Process] = weakref.WeakSet()
+
+
 class Process:
     """A live process held by pidfd: its signals cannot reach a recycled pid, its death is an event on fileno().
 
@@ -178,6 +183,7 @@ class Process:
         self.session = session
         self._pidfd = pidfd
         self._popen: subprocess.Popen[bytes] | None = None
+        _held.add(self)
 
     @classmethod
     def open(cls, pid: int) -> Process | None:
@@ -312,6 +318,24 @@ def spawn(
     process = Process(identity, pidfd, session=popen.pid)
     process._popen = popen
     return process
+
+
+def reap_orphans(seen: Collection[tuple[int, int]]) -> set[tuple[int, int]]:
+    """As PID 1: take away dead orphans that were there at the last call; those left for the next, as (pid, ticks).
+
+    Whose parent died became a child of PID 1. One call's grace, because what we hold, and what a library runs for a
+    moment, are our children too, and their exit status belongs to whoever waits for them.
+    """
+    held, left = {process.pid for process in _held}, set()
+    for pid in pids():
+        stat = read_stat(pid)
+        if stat is None or stat.state != "Z" or stat.ppid != os.getpid() or pid in held:
+            continue
+        if (pid, stat.ticks) in seen:
+            os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG)
+        else:
+            left.add((pid, stat.ticks))
+    return left
 
 
 def stop_core_dumps() -> None:

@@ -29,6 +29,8 @@ class Kept:
         self.root, self.home = root, home
         self.port = processes.free_port()
         self.process: subprocess.Popen[bytes] | None = None
+        self.argv = [sys.executable, "-I", "-m", "tdai_supervisor", "--root", str(root), "daemon"]
+        self.env = clean_environment(home)
         root.mkdir(mode=0o700, exist_ok=True)
 
     def settings(self, text: str = QUICK, policy: str = "", **stub: str) -> None:
@@ -46,11 +48,9 @@ class Kept:
 
     def start(self, *, ready: bool = True, prefix: tuple[str, ...] = (), **env: str) -> int:
         """Run the daemon; its pid, once it answers (and the Gateway is READY)."""
-        argv = [*prefix, sys.executable, "-I", "-m", "tdai_supervisor", "--root", str(self.root), "daemon"]
+        argv = [*prefix, *self.argv]
         with open(self.root / "daemon.out", "ab") as out:
-            self.process = subprocess.Popen(
-                argv, env=clean_environment(self.home) | env, stdin=subprocess.DEVNULL, stdout=out, stderr=out
-            )
+            self.process = subprocess.Popen(argv, env=self.env | env, stdin=subprocess.DEVNULL, stdout=out, stderr=out)
         wait_for(self.answers, 10, "the daemon answers")
         if ready:
             self.wait(state="READY")
