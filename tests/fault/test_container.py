@@ -98,3 +98,41 @@ def handles_term(pid: int) -> bool:
     status = Path(f"/proc/{pid}/status").read_text()
     caught = next(line.split()[1] for line in status.splitlines() if line.startswith("SigCgt:"))
     return bool(int(caught, 16) & 1 << (signal.SIGTERM - 1))
+
+
+def test_no_capability_and_a_read_only_root_file_system(kept: Kept) -> None:
+    """As the manifest confines it: one writable volume, no capabilities, all addresses; asked as the probes ask."""
+    volume = kept.root.parent / "volume"
+    volume.mkdir()
+    # Flags of this mount namespace alone: the volume first, then everything else read-only.
+    prepare = 'mount --bind "$0" "$0" && mount -o remount,bind,ro / && exec setpriv "$@"'
+    confined = ("--bounding-set", "-all", "--inh-caps", "-all", "--no-new-privs")
+    prefix = (*UNSHARE, "/bin/sh", "-c", prepare, str(volume), *confined)
+    kept.root = volume / "memory-tencentdb"
+    kept.argv[kept.argv.index("--root") + 1] = str(kept.root)
+    kept.env |= {"HOME": str(volume), "TMPDIR": str(volume), "MEMORY_TENCENTDB_GATEWAY_HOST": "0.0.0.0"}
+    with open(volume.parent / "said", "wb") as log:
+        kept.process = subprocess.Popen(
+            [*prefix, *kept.argv],
+            env=kept.env | {"MEMORY_TENCENTDB_GATEWAY_PORT": str(kept.port)},
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+        )
+
+    def healthy() -> bool:
+        assert kept.process is not None and kept.process.poll() is None, (volume.parent / "said").read_text()
+        if not (kept.root / "run" / "control.sock").exists():
+            return False
+        probe = ("nsenter", "--target", str(inside(kept)), "--pid", "--mount", *kept.argv[:-1], "health")
+        return subprocess.run(probe, env=kept.env, capture_output=True, check=False).returncode == 0
+
+    wait_for(healthy, 20, "health is 0")
+    daemon = inside(kept)
+    mounts = Path(f"/proc/{daemon}/mountinfo").read_text().splitlines()
+    assert any(line.split()[4] == "/" and line.split()[5].startswith("ro") for line in mounts)
+    assert "CapEff:\t0000000000000000\n" in Path(f"/proc/{daemon}/status").read_text()
+    os.kill(daemon, signal.SIGTERM)
+    assert kept.process is not None
+    assert kept.process.wait(15) == 0
+    kept.process = None
