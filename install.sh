@@ -10,10 +10,12 @@
 
 usage() {
     cat <<'END'
-usage: ./install.sh [--start] [--root DIR] [--wheelhouse DIR] [--no-service] [--for-user NAME] [--dry-run]
+usage: ./install.sh [--start] [--hermes-profile NAME | --all] [--root DIR] [--wheelhouse DIR] [--no-service]
+                    [--for-user NAME] [--dry-run]
        ./install.sh --uninstall [--purge] [--root DIR] [--dry-run]
 
   --start           start the memory Gateway when all is in place, and wait until it is READY
+  --hermes-profile NAME   then make it the memory of this Hermes profile (--all: of every profile)
   --root DIR        where everything goes (default: $MEMORY_TENCENTDB_ROOT, else ~/.memory-tencentdb)
   --wheelhouse DIR  install from the wheels in DIR, without a network
   --no-service      only install: start nothing, and leave a running daemon on the code it has
@@ -34,7 +36,7 @@ main() {
     # pip and Python must not be led elsewhere by what the caller happens to have set.
     unset CDPATH PYTHONPATH PYTHONHOME PIP_TARGET PIP_PREFIX PIP_ROOT PIP_USER
     COMMAND=memory-tencentdb-ctl
-    MODE=install START='' SERVICE=yes PURGE='' DRY='' WHEELHOUSE='' FOR_USER=''
+    MODE=install START='' SERVICE=yes PURGE='' DRY='' WHEELHOUSE='' FOR_USER='' PROFILE=''
     ROOT="${MEMORY_TENCENTDB_ROOT-}"
     parse "$@"
     [ -n "${HOME-}" ] || fail "HOME is not set" "set it to your home directory"
@@ -60,12 +62,13 @@ parse() {
                 usage
                 exit 0
                 ;;
-            --root | --wheelhouse | --for-user)
+            --all) PROFILE=--all ;;
+            --root | --wheelhouse | --for-user | --hermes-profile)
                 [ -n "${2-}" ] || misuse "$1 needs a value"
                 take "$1" "$2"
                 shift
                 ;;
-            --root=?* | --wheelhouse=?* | --for-user=?*) take "${1%%=*}" "${1#*=}" ;;
+            --root=?* | --wheelhouse=?* | --for-user=?* | --hermes-profile=?*) take "${1%%=*}" "${1#*=}" ;;
             *) misuse "unknown argument: $1" ;;
         esac
         shift
@@ -80,6 +83,7 @@ take() {
         --root) ROOT=$2 ;;
         --wheelhouse) WHEELHOUSE=$2 ;;
         --for-user) FOR_USER=$2 ;;
+        --hermes-profile) PROFILE=$2 ;;
     esac
 }
 
@@ -219,11 +223,14 @@ install() {
         build
     fi
     make_link
+    # Only the usual root takes in what lies at home: another one is somebody's experiment.
+    [ "$ROOT" != "$HOME/.memory-tencentdb" ] || migrate
     if [ -n "$SERVICE" ]; then restart_daemon; fi
     [ -n "$DRY" ] || clean
     if [ -n "$START" ]; then
         step "start the memory Gateway" start_gateway
     fi
+    [ -z "$PROFILE" ] || step "make it the memory of Hermes (${PROFILE#--})" enable_hermes
     [ -n "$DRY" ] || next_step
 }
 
@@ -452,6 +459,24 @@ for pid in filter(str.isdecimal, os.listdir("/proc")):
             pass
 sys.exit(1)
 ' "$1"
+}
+
+# Directories of earlier installations, where nothing uses them; what stays is named and is no failure.
+migrate() {
+    if [ -n "$DRY" ]; then
+        [ ! -x "$CTL" ] || "$CTL" --root "$ROOT" migrate --dry-run 2>&1 | grep -v '^nothing to do' || :
+        return 0
+    fi
+    said=$("$CTL" --root "$ROOT" migrate 2>&1 9>&-) || :
+    [ "$said" = "nothing to do" ] || printf '%s\n' "$said" | sed '/^nothing to do$/d; s/^/note: /'
+}
+
+enable_hermes() {
+    case $PROFILE in
+        --all) set -- --all ;;
+        *) set -- --profile "$PROFILE" ;;
+    esac
+    "$CTL" --root "$ROOT" hermes enable "$@" 9>&- || exit $?
 }
 
 start_gateway() {

@@ -85,6 +85,7 @@ def parser(only: str | None = None) -> argparse.ArgumentParser:
     which.add_argument("--all", action="store_true", help="every profile")
     bring.add_argument("--gateway", default="default", metavar="NAME", help="into which (default: default)")
     bring.set_defaults(action="import")
+    verb("migrate", "move the directories of earlier installations into the root", named=False)
     daemon = verb("daemon", "run the daemon in the foreground", named=False)
     keepers = ("none", "supervisord", "systemd-user", "systemd-system")
     daemon.add_argument("--keeper", choices=keepers, default="none", help=argparse.SUPPRESS)

@@ -152,7 +152,7 @@ def _run(command: str, a: argparse.Namespace) -> Result | int:
 
 
 # Verbs that have actions of their own, and the modules that run them.
-_WITH_ACTIONS = {"config": "config", "hermes": "hermes", "import": "imports"}
+_WITH_ACTIONS = {"config": "config", "hermes": "hermes", "import": "imports", "migrate": "legacy"}
 
 # Verbs that may take longer than a second and print nothing until they are done.
 _AT_WORK = {"start", "stop", "restart", "backup", "restore", "doctor", "diagnose", "config", "hermes"}

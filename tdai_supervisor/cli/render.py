@@ -157,6 +157,11 @@ def _import(data: dict[str, Any]) -> str:
     return "\n".join(f"{c['profile']}: " + ", ".join(f"{c[p]} {p}" for p in parts) for c in data["profiles"])
 
 
+def _changes(data: dict[str, Any]) -> str:
+    would = "would " if data["dry_run"] else ""
+    return "\n".join(would + line for line in data["changes"]) or "nothing to do"
+
+
 _TEXTS = {
     "status": _status,
     "start": _status,
@@ -175,6 +180,7 @@ _TEXTS = {
     "man": _man,
     "hermes": _hermes,
     "enable-hermes-memory": _hermes,
+    "migrate": _changes,
     "backup": _backup,
     "import": _import,
     "restore": _restore,

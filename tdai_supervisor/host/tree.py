@@ -124,9 +124,10 @@ def holds_open(pid: int, path: str) -> bool:
     return False
 
 
-def open_below(pid: int, directory: str, but: str) -> bool:
+def open_below(pid: int, directory: str, but: str | None = None) -> bool:
     """Whether pid has a file below directory open that is not below `but`; False where it cannot be seen."""
-    prefix, other = (os.path.realpath(d).rstrip("/") + "/" for d in (directory, but))
+    prefix = os.path.realpath(directory).rstrip("/") + "/"
+    other = "\0" if but is None else os.path.realpath(but).rstrip("/") + "/"
     try:
         names = os.listdir(f"/proc/{pid}/fd")
     except OSError:

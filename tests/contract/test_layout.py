@@ -37,6 +37,7 @@ WHEN_NEEDED = {
     "tdai_supervisor.cli.config": {"host"},  # the atomic write, the check call
     "tdai_supervisor.cli.doctor": {"host"},  # the check call
     "tdai_supervisor.cli.hermes": {"host"},  # the atomic write
+    "tdai_supervisor.cli.legacy": {"host"},  # who uses a directory
     "tdai_supervisor.cli.tables": {"host"},  # the atomic write, the lock
 }
 # Libraries: ring -> distribution -> only inside a function?

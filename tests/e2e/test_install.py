@@ -152,6 +152,31 @@ def test_dry_run_changes_nothing(installer: Installer) -> None:
     assert list(installer.temporary.iterdir()) == []
 
 
+def test_earlier_directories_and_profiles(installer: Installer, wheelhouse: Path) -> None:
+    """What an earlier installation left at home is taken in, every Hermes profile gets the plugin; again: no change."""
+    earlier = installer.home / "memory-tdai" / "conversations"
+    earlier.mkdir(parents=True)
+    (earlier / "2026-01-01.jsonl").write_text("{}\n")
+    homes = [installer.home / ".hermes", installer.home / ".hermes/profiles/work"]
+    for home in homes:
+        home.mkdir(parents=True)
+        (home / "config.yaml").write_text("model: x\n")
+    done = installer("--start", "--all", "--wheelhouse", str(wheelhouse))
+    assert done.code == 0, done
+    assert f"note: move {earlier.parent} to {installer.root / 'memory-tdai'}" in done.out
+    assert (installer.root / "memory-tdai/conversations/2026-01-01.jsonl").read_text() == "{}\n"
+    for home in homes:
+        assert (home / "plugins/memory_tencentdb/plugin.yaml").is_file()
+        assert "provider: memory_tencentdb" in (home / "config.yaml").read_text()
+    pid = installer.ctl.gateway()["pid"]
+    again = installer("--start", "--hermes-profile", "work", "--wheelhouse", str(wheelhouse))
+    assert again.code == 0, again
+    assert "note: move" not in again.out
+    assert installer.ctl.gateway()["pid"] == pid
+    assert installer("--hermes-profile", "nobody", "--wheelhouse", str(wheelhouse)).code != 0
+    assert installer("--uninstall", "--purge").code == 0
+
+
 def test_without_a_network(installer: Installer, wheelhouse: Path) -> None:
     """--wheelhouse needs no package index; --no-service starts nothing; a command that is not ours stays as it is."""
     nowhere = {"PIP_INDEX_URL": "http://127.0.0.1:9/", "PIP_CONFIG_FILE": os.devnull, "PIP_FIND_LINKS": ""}
