@@ -48,11 +48,17 @@ def main(argv: list[str] | None = None) -> int:
         result = failure(command, "settings", str(error), None, envelope.NOT_CONFIGURED)
     except TimeoutError as error:
         result = failure(command, "busy", f"cannot {command}: {error}", "end that command, then try again")
-    except KeyboardInterrupt:
-        return envelope.INTERRUPTED
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return envelope.FAILED
+    except PermissionError as error:
+        message = f"cannot {command}: no permission for {error.filename or error}"
+        result = failure(command, "not-permitted", message, "try as the user who owns it", envelope.NOT_PERMITTED)
+    except OSError as error:
+        what = f"{error.filename}: " if error.filename else ""
+        result = failure(command, "io", f"cannot {command}: {what}{error.strerror or error}")
+    except KeyboardInterrupt:
+        return envelope.INTERRUPTED
     if isinstance(result, int):
         return result
     return _print(result, as_json)

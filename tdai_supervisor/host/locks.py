@@ -150,7 +150,9 @@ def keeper_lock(root: str) -> Iterator[None]:
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 break
-            except BlockingIOError:
+            except OSError as error:
+                if not isinstance(error, BlockingIOError):
+                    raise LockUnsupportedError(error.errno, f"no file locks at {path}: {error.strerror}") from None
                 if time.monotonic() > until:
                     raise TimeoutError(f"another start or stop has held {path} for {KEEPER_WAIT:g} s") from None
             # Ever slower: fifty that wait must not take the machine from the one that works.
