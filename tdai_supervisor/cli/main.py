@@ -65,9 +65,9 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _with_progress(command: str, arguments: argparse.Namespace) -> Result | int:
-    from tdai_supervisor.cli import progress
+    from tdai_supervisor.cli.progress import Progress
 
-    with progress.shown(f"{command}: at work"):
+    with Progress(f"{command}: at work"):
         return _run(command, arguments)
 
 

@@ -130,9 +130,9 @@ class Daemon:
     def _acquire(self, wait: float) -> int | None:
         inherited = os.environ.pop(LOCK_FD, None)
         try:
-            if inherited is not None:
-                self.lock.inherit(int(inherited))
-            elif not self.lock.acquire(wait):
+            if inherited is not None and self.lock.inherit(int(inherited)):
+                return None
+            if not self.lock.acquire(wait):
                 self.failure = f"cannot own {self.root}: {self._holder()} holds it"
                 return EXIT_HELD
         except LockUnsupportedError as error:

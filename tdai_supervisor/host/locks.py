@@ -65,12 +65,18 @@ class SupervisorLock:
         os.fchmod(self._fd, 0o600)
         return True
 
-    def inherit(self, fd: int) -> None:
-        """Hold the lock through a descriptor that survived exec. Raises OSError where it is not this lock."""
-        if not os.path.samestat(os.fstat(fd), os.stat(self.path, follow_symlinks=False)):
-            raise OSError(f"descriptor {fd} is not {self.path}")
+    def inherit(self, fd: int) -> bool:
+        """Whether the lock is held through a descriptor that survived exec; a lock whose file is gone is let go."""
+        try:
+            same = os.path.samestat(os.fstat(fd), os.stat(self.path, follow_symlinks=False))
+        except FileNotFoundError:
+            same = False
+        if not same:
+            os.close(fd)
+            return False
         os.set_inheritable(fd, False)
         self._inherited = self._fd = fd
+        return True
 
     def hand_on(self) -> int:
         """The descriptor of the held lock, made to survive the next exec."""

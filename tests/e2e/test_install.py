@@ -387,6 +387,12 @@ def test_upgrade_under_a_running_gateway(installer: Installer, wheelhouse: Path)
     assert len(installer.venvs()) == 2
 
     installer.change("tdai_supervisor/engine/entry.py", "import no_such_module", "import asyncio")
+    # And back again: the earlier program reads what the later one wrote, and adopts what it left.
+    installer.change("tdai_supervisor/__init__.py", '__version__ = "9.', '__version__ = "')
+    assert installer(*words).code == 0
+    earlier = installer.ctl("version", "--json").data
+    assert earlier["daemon"] == earlier["ctl"] == daemon["version"]
+    assert installer.ctl.gateway()["pid"] == gateway["pid"]
     assert installer.ctl("stop").code == 0
     assert installer("--wheelhouse", str(wheelhouse)).code == 0
     assert [venv.name for venv in installer.venvs()] == [os.readlink(installer.root / "venv").rpartition("/")[2]]

@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from tdai_supervisor.decide import paths
+from tdai_supervisor.decide.table import TABLE
 from tdai_supervisor.host import process
 from tests.support import processes
 from tests.support.kept import SCRIPTED, Kept, alive, fds_and_threads
@@ -316,6 +317,18 @@ def test_c4_removed_run_files_heal(kept: Kept, victims: list[str]) -> None:
     assert kept.gateway()["pid"] == pid
 
 
+def test_a_lock_file_removed_just_before_a_reexec(kept: Kept) -> None:
+    """The new program has a lock it cannot name any more: it locks anew, and the Gateway notices nothing."""
+    kept.settings()
+    kept.start()
+    before, pid = kept.ask("ping")["data"]["started_at"], kept.gateway()["pid"]
+    (kept.root / "run" / "supervisor.lock").unlink()
+    kept.process.send_signal(signal.SIGHUP)
+    wait_for(lambda: kept.answers() and kept.ask("ping")["data"]["started_at"] != before, 15)
+    kept.wait(state="READY", pid=pid)
+    assert (kept.root / "run" / "supervisor.lock").exists()
+
+
 def test_f28_the_control_socket_takes_nonsense_in_its_stride(kept: Kept) -> None:
     """Huge, malformed, silent and cut requests cost their own connection; memory stays what it was."""
     kept.settings()
@@ -383,18 +396,63 @@ def test_b17_and_f13_random_kills_never_make_two(kept: Kept) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
-def test_fds_and_threads_stay_flat_over_1000_restarts(kept: Kept) -> None:
-    """A thousand deaths of a child that starts fast leave no descriptor, thread or zombie behind."""
-    kept.settings(policy="backoff_initial = 0.001\nbackoff_max = 0.001\ndeath_budget = 100000\n")
-    daemon = kept.start()
-    for n in range(1000):
-        pid = wait_for(lambda: kept.gateway()["pid"])
-        os.kill(pid, signal.SIGKILL)
-        wait_for(lambda dead=pid: kept.gateway()["pid"] not in (None, dead))
-        if n == 20:
-            before = fds_and_threads(daemon)
+@pytest.mark.timeout(600)
+def test_f30_a_thousand_restarts_with_random_faults(kept: Kept) -> None:
+    """Kills, hangs, lost run files, re-execs, deaths of the daemon: READY in the end, nothing grew or was left."""
+    seed = random.randrange(2**32)
+    chance = random.Random(seed)
+    kept.settings(
+        text="probe_interval = 0.1\nhang_after = 0.5\nkill_delay = 0.5\n",
+        policy="backoff_initial = 0.001\nbackoff_max = 0.001\ndeath_budget = 100000\n",
+    )
+    kept.start()
+    faults = {"kill": 900, "exit": 60, "stop": 15, "files": 15, "reload": 5, "daemon": 5}
+    plan = [name for name, count in faults.items() for _ in range(count)]
+    chance.shuffle(plan)
+    # What is measured must have lived long enough to have reached its size, and must not be replaced.
+    plan = sorted(plan[:500], key=lambda f: f != "daemon") + [f if f != "daemon" else "kill" for f in plan[500:]]
+    before = rss = None
+    for n, fault in enumerate(plan):
+        pid = wait_for(lambda: kept.gateway()["pid"], what=f"a Gateway, seed {seed}, fault {n} {fault}")
+        about = f"another Gateway, seed {seed}, fault {n} {fault}"
+        if fault in ("exit", "stop"):  # one that is stopped before it is READY has startup_timeout
+            pid = kept.wait(state="READY")["pid"]
+        if fault == "exit":
+            kept.do(f"die:{chance.randrange(1, 100)}")
+        elif fault in ("kill", "stop"):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL if fault == "kill" else signal.SIGSTOP)
+        elif fault == "files":
+            for name in chance.sample(["control.sock", "supervisor.pid", "supervisor.lock", "default.json"], 2):
+                with contextlib.suppress(FileNotFoundError):
+                    (kept.root / "run" / name).unlink()
+            wait_for(kept.answers, 15, about)
+            continue
+        elif fault == "reload":
+            started = kept.ask("ping")["data"]["started_at"]
+            kept.process.send_signal(signal.SIGHUP)
+            wait_for(lambda at=started: kept.answers() and kept.ask("ping")["data"]["started_at"] != at, 15, about)
+            continue
+        else:
+            kept.kill()
+            kept.start(ready=False)
+            continue
+        wait_for(lambda dead=pid: kept.gateway()["pid"] not in (None, dead), 15, about)
+        if n == 520:
+            before, rss = fds_and_threads(kept.process.pid), memory(kept.process.pid)
     kept.wait(state="READY")
-    after = fds_and_threads(daemon)
-    assert after[0] <= before[0] + 1
-    assert after[1] == before[1]
+    assert before is not None and rss is not None
+    after = fds_and_threads(kept.process.pid)
+    assert after[0] <= before[0] + 1, seed
+    assert after[1] <= before[1], seed
+    assert memory(kept.process.pid) < rss * 1.1 + 1_000_000, seed
+    found = processes.of_root(kept.root)
+    assert len([p for p in found if "scripted.py" in p.command]) == 1, seed
+    known = {(str(state), str(cell.state)) for (state, _), cell in TABLE.items()}
+    assert all((line["from"], line["to"]) in known and line["cause"] for line in kept.journal()), seed
+
+
+def memory(pid: int) -> int:
+    """Resident bytes of a process."""
+    fields = Path(f"/proc/{pid}/statm").read_text().split()
+    return int(fields[1]) * os.sysconf("SC_PAGE_SIZE")
