@@ -88,7 +88,7 @@ def _run(command: str, a: argparse.Namespace) -> Result | int:
             return lifecycle.stop(root, a.name)
         if command == "restart":
             return lifecycle.restart(root, a.name, daemon=a.daemon, timeout=a.timeout)
-        return lifecycle.daemon(root, a.keeper)
+        return lifecycle.sweep(root) if a.sweep else lifecycle.daemon(root, a.keeper)
     from tdai_supervisor.cli import observe
 
     if command == "status":
@@ -143,7 +143,7 @@ def _run(command: str, a: argparse.Namespace) -> Result | int:
 
 
 # Verbs that have actions of their own, and the modules that run them.
-_WITH_ACTIONS = {"config": "config", "hermes": "hermes", "import": "imports"}
+_WITH_ACTIONS = {"config": "config", "hermes": "hermes", "import": "imports", "service": "service"}
 
 _PLANS = {
     "start": "would bring up keeper and daemon if they are not there, and have {name} run until READY",

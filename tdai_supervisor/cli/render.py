@@ -156,6 +156,17 @@ def _import(data: dict[str, Any]) -> str:
     return "\n".join(f"{c['profile']}: " + ", ".join(f"{c[p]} {p}" for p in parts) for c in data["profiles"])
 
 
+def _service(data: dict[str, Any]) -> str:
+    if "plan" in data:
+        return "\n".join([data["plan"], *([data["text"].rstrip("\n")] if "text" in data else [])])
+    where = f"pid {data['pid']}, kept by {data['keeper']}" if data["pid"] else "not running"
+    lines = [*data["changes"], f"daemon   {where}", f"root     {data['root']}"]
+    for u in data["units"]:
+        enabled = {True: "enabled", False: "not enabled", None: "its systemd does not answer"}[u["enabled"]]
+        lines.append(f"unit     {u['unit']}: {u['active'] or 'unknown'} ({u['state']}), {enabled}, {u['file']}")
+    return "\n".join(lines)
+
+
 _TEXTS = {
     "status": _status,
     "start": _status,
@@ -177,4 +188,5 @@ _TEXTS = {
     "backup": _backup,
     "import": _import,
     "restore": _restore,
+    "service": _service,
 }
