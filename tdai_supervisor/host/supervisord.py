@@ -112,13 +112,14 @@ class Supervisord:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(os.path.join(self.run, stale))
         within, service = systemd.detachment()
+        runtime = systemd.runtime() if within else {}
         log = disk.append_only(os.path.join(self.run, "supervisord.err"))
         try:
             os.ftruncate(log, 0)
             started = subprocess.Popen(
                 [*within, sys.executable, "-I", "-m", "supervisor.supervisord", "-c", CONFIG],
                 cwd=self.run,
-                env={**env, PYTHON_NAME: sys.executable, "MEMORY_TENCENTDB_ROOT": self.root},
+                env={**env, **runtime, PYTHON_NAME: sys.executable, "MEMORY_TENCENTDB_ROOT": self.root},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

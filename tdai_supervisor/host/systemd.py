@@ -108,13 +108,17 @@ class Unit:
             return dict(line.split("=", 1) for line in done.stdout.splitlines() if "=" in line)
         return {}
 
-    def lives(self) -> bool:
-        """Whether the unit runs, or systemd is about to start it: a job, or the pause after a crash."""
+    def _state(self) -> str:
+        """active, reloading, activating, deactivating, or idle: not running, and no job that would change that."""
         about = self.show("ActiveState", "Job")
         state = about.get("ActiveState", "")
-        return state in ("active", "reloading", "activating") or (
-            state in ("inactive", "failed") and about.get("Job", "0") not in ("", "0")
-        )
+        if state not in ("inactive", "failed", ""):
+            return state
+        return "idle" if about.get("Job", "0") in ("", "0") else "activating"
+
+    def lives(self) -> bool:
+        """Whether the unit runs, or systemd is about to start it: a job, or the pause after a crash."""
+        return self._state() not in ("idle", "deactivating")
 
     def bring_up(self, env: Mapping[str, str], stop_wait: float) -> str | None:
         """Start the unit; a limit on its starts that it ran into is forgotten. It has an environment of its own."""
@@ -126,21 +130,28 @@ class Unit:
 
     def end(self, *, at_once: bool = False) -> bool:
         """Stop the unit; whether it is stopped. One whose daemon has just left needs no privilege to be seen gone."""
-        deadline = time.monotonic() + (0 if at_once or os.geteuid() == 0 else NOTICED)
-        while self.lives() and time.monotonic() < deadline:
-            time.sleep(0.02)
+        if self.user is not None and os.geteuid() != 0:
+            deadline = time.monotonic() + NOTICED
+            while self._state() != "idle" and time.monotonic() < deadline:
+                time.sleep(0.02)
+        if self._state() == "idle":
+            return True
         if at_once:
             self.do("stop", "--no-block", self.unit)
-        elif self.show("ActiveState").get("ActiveState") not in ("inactive", "failed"):
-            self.do("stop", self.unit, timeout=STOPPING)
-        return at_once or not self.lives()
+            return True
+        self.do("stop", self.unit, timeout=STOPPING)
+        return self._state() == "idle"
 
 
 def environment() -> dict[str, str]:
-    """Ours, with the runtime directory in which our user's systemd listens, whatever the shell says of it."""
-    runtime = f"/run/user/{os.geteuid()}"
-    found = os.path.exists(f"{runtime}/systemd/private")
-    return {**os.environ, "LC_ALL": "C", **({"XDG_RUNTIME_DIR": runtime} if found else {})}
+    """Ours, with what systemctl needs, whatever the shell says of it."""
+    return {**os.environ, "LC_ALL": "C", **runtime()}
+
+
+def runtime() -> dict[str, str]:
+    """XDG_RUNTIME_DIR, by which our user's systemd is found; empty where it does not listen."""
+    directory = f"/run/user/{os.geteuid()}"
+    return {"XDG_RUNTIME_DIR": directory} if os.path.exists(f"{directory}/systemd/private") else {}
 
 
 def user_name(uid: int | None = None) -> str:
