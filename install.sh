@@ -241,7 +241,7 @@ import hashlib, os, sys
 top = sys.argv[1]
 total = hashlib.sha256((sys.version + os.path.realpath(sys.executable)).encode())
 names = ["install.sh", "pyproject.toml"]
-for start in ("tdai_supervisor", "provider"):
+for start in ("tdai_supervisor", "provider", "systemd"):
     for directory, below, files in os.walk(os.path.join(top, start)):
         below[:] = [d for d in below if d != "__pycache__"]
         names += [os.path.relpath(os.path.join(directory, f), top) for f in files if not f.endswith(".pyc")]
@@ -324,7 +324,7 @@ make_venv() {
 # The clone may be read-only and must stay as it is: the build works on a copy. Everything temporary lies in NEW.
 pip_install() {
     source=$NEW/.build/source
-    for name in pyproject.toml README.md LICENSE tdai_supervisor provider; do
+    for name in pyproject.toml README.md LICENSE tdai_supervisor provider systemd; do
         [ ! -e "$SOURCES/$name" ] || cp -R "$SOURCES/$name" "$source/"
     done
     chmod -R u+rwX "$source"

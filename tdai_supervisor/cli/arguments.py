@@ -78,6 +78,7 @@ def parser(only: str | None = None) -> argparse.ArgumentParser:
     if only is None:
         _config_verbs(verbs, common)
         _hermes_verbs(verbs, common)
+        _service_verbs(verbs, common)
     bring = verb("import", "bring past Hermes sessions into the memory; again continues", named=False)
     bring.add_argument("source", choices=("hermes",), metavar="hermes")
     which = bring.add_mutually_exclusive_group()
@@ -89,6 +90,7 @@ def parser(only: str | None = None) -> argparse.ArgumentParser:
     daemon = verb("daemon", "run the daemon in the foreground", named=False)
     keepers = ("none", "supervisord", "systemd-user", "systemd-system")
     daemon.add_argument("--keeper", choices=keepers, default="none", help=argparse.SUPPRESS)
+    daemon.add_argument("--sweep", action="store_true", help=argparse.SUPPRESS)  # of the units' ExecStopPost
     verb("enable-hermes-memory", "the same as `hermes enable`", named=False)
     completion = verb("completion", "print a completion script for bash, zsh or fish", named=False)
     completion.add_argument("shell", metavar="SHELL")
@@ -198,6 +200,22 @@ def _hermes_verbs(verbs: Any, common: argparse.ArgumentParser) -> None:
         if name in ("install", "enable"):
             sub.add_argument("--copy", action="store_true", help="copy the plugin instead of linking it")
             sub.add_argument("--replace", action="store_true", help="move another provider in its place aside")
+
+
+def _service_verbs(verbs: Any, common: argparse.ArgumentParser) -> None:
+    """service ACTION …"""
+    top = verbs.add_parser("service", help="have systemd keep the daemon", parents=[common])
+    actions = top.add_subparsers(dest="action", metavar="ACTION", required=True, parser_class=_Parser)
+    helps = {
+        "install": "install the unit; a daemon that runs is moved to it, its Gateways notice nothing",
+        "uninstall": "remove the unit; a daemon that runs goes on under supervisord",
+        "status": "show who keeps the daemon, and what is missing",
+    }
+    for name, help_ in helps.items():
+        sub = actions.add_parser(name, help=help_, description=help_, parents=[common])
+        which = sub.add_mutually_exclusive_group()
+        which.add_argument("--user", action="store_true", help="the user's own systemd (default where it answers)")
+        which.add_argument("--system", action="store_true", help="the system's systemd, as root")
 
 
 def _seconds(text: str) -> float:

@@ -11,12 +11,15 @@ import json
 import os
 import signal
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tdai_supervisor import client
 from tdai_supervisor.cli import envelope
 from tdai_supervisor.cli.envelope import Result, failure, from_reply
 from tdai_supervisor.decide import checks, paths, settings
+
+if TYPE_CHECKING:
+    from tdai_supervisor.host.keepers import Keeper
 
 DAEMON_WAIT = 20.0  # s for a daemon to answer once its keeper is up
 STUCK = 5.0  # s of silence after which `stop` ends a daemon that holds the lock
@@ -25,10 +28,11 @@ LONG = 24 * 3600.0  # s: the daemon itself bounds how long a verb takes
 
 def start(root: str, name: str | None, *, wait: bool, timeout: float | None, take_over: bool) -> Result:
     """Have the Gateway(s) run; returns when READY or with why not."""
+    warned = None
     try:
         owner = _daemon(root)
         if owner is None or owner.get("keeper_gone"):
-            _bring_up(root)
+            warned = bring_up(root)
     except checks.SettingsError as error:
         return failure("start", "settings", str(error), "fix supervisor.toml in the root", envelope.NOT_CONFIGURED)
     except PermissionError as error:
@@ -40,7 +44,10 @@ def start(root: str, name: str | None, *, wait: bool, timeout: float | None, tak
     arguments: dict[str, Any] = {"name": name, "wait": wait, "take_over": take_over}
     if timeout is not None:
         arguments["timeout"] = timeout
-    return _named_unknown(root, _ask("start", root, "start", **arguments))
+    result = _ask("start", root, "start", **arguments)
+    if warned and isinstance(result.data, dict):
+        result.data.setdefault("warnings", []).append({"code": "keeper", "message": warned, "hint": None})
+    return _named_unknown(root, result)
 
 
 def restart(root: str, name: str | None, *, daemon: bool, timeout: float | None) -> Result:
@@ -116,36 +123,64 @@ def _daemon(root: str) -> dict[str, Any] | None:
     return found
 
 
-def _bring_up(root: str) -> None:
-    """Under the keeper lock: a keeper, and through it a daemon that answers. Raises OSError or RuntimeError."""
-    import subprocess
+def bring_up(root: str) -> str | None:
+    """Under the keeper lock: a keeper, and through it a daemon that answers. What the user should be warned of.
 
+    Raises OSError or RuntimeError.
+    """
     from tdai_supervisor.host import disk, keepers, locks
 
     disk.private_dir(root)
     with locks.keeper_lock(root):
         owner = _daemon(root)
         if owner is not None and not owner.get("keeper_gone"):
-            return  # somebody else was faster
+            return None  # somebody else was faster
         text = disk.read(paths.settings(root)) or ""
         chosen = settings.load(root, text, os.environ, os.path.exists)
         if owner is None:
             own = {k: v for k, v in os.environ.items() if settings.ENVIRONMENT_NAMES.fullmatch(k)}
             names = _fragments() | own
             disk.write(paths.environment(root), json.dumps(names) + "\n", durable=False)
-        others = {k: v for k, v in os.environ.items() if not settings.ENVIRONMENT_NAMES.fullmatch(k)}
-        keeper = keepers.of(root)
-        old = owner["pid"] if owner else None
-        if keeper.pid() is None:
-            stop_wait = sum(g.kill_delay for g in chosen.gateways.values()) + 10
-            try:
-                keeper.bring_up(others, stop_wait)
-            except subprocess.SubprocessError as error:
-                raise RuntimeError(str(error)) from None
-            if owner is not None:
-                # The kept copy waits for the lock; the unkept daemon leaves it to it, and no Gateway notices.
-                client.request(root, "leave", STUCK)
-        _wait_for_daemon(root, keeper, old)
+        return _keep(root, keepers.of(root), owner, sum(g.kill_delay for g in chosen.gateways.values()) + 10)
+
+
+def _keep(root: str, keeper: Keeper, owner: dict[str, Any] | None, stop_wait: float) -> str | None:
+    """Have keeper keep the daemon; an owner that lives without it leaves. What the user should be warned of."""
+    import subprocess
+
+    warned = None
+    others = {k: v for k, v in os.environ.items() if not settings.ENVIRONMENT_NAMES.fullmatch(k)}
+    foreign = owner is not None and not owner["keeper_gone"] and owner["keeper"] != keeper.name
+    if not keeper.lives():
+        try:
+            warned = keeper.bring_up(others, stop_wait)
+        except subprocess.SubprocessError as error:
+            raise RuntimeError(str(error)) from None
+        foreign = owner is not None
+    if foreign:
+        # The kept copy waits for the lock; the unkept daemon leaves it to it, and no Gateway notices.
+        client.request(root, "leave", STUCK)
+    _wait_for_daemon(root, keeper, owner["pid"] if owner else None)
+    return warned
+
+
+def hand_over(root: str) -> str | None:
+    """Have the daemon that lives kept by the keeper that is installed now; its name, or None where nothing moved.
+
+    No Gateway notices. One that runs in the foreground is somebody's own and stays. Raises OSError or RuntimeError.
+    """
+    from tdai_supervisor.host import disk, keepers, locks
+
+    with locks.keeper_lock(root):
+        owner, keeper = _daemon(root), keepers.of(root)
+        if owner is None or owner["keeper"] == keeper.name or (owner["keeper"] == "none" and not owner["keeper_gone"]):
+            return None
+        chosen = settings.load(root, disk.read(paths.settings(root)) or "", os.environ, os.path.exists)
+        _keep(root, keeper, owner, sum(g.kill_delay for g in chosen.gateways.values()) + 10)
+        for other in keepers.every(root):
+            if other.name != keeper.name:
+                other.end()
+    return keeper.name
 
 
 FRAGMENTS = ("/etc/profile.d/memory-tencentdb-env.sh", "/etc/profile.d/hermes-env.sh")
@@ -158,14 +193,14 @@ def _fragments() -> dict[str, str]:
     return {k: v for path in files for k, v in settings.shell_exports(client.read_text_whole(path) or "").items()}
 
 
-def _wait_for_daemon(root: str, keeper: Any, old: int | None) -> None:
+def _wait_for_daemon(root: str, keeper: Keeper, old: int | None) -> None:
     deadline = time.monotonic() + DAEMON_WAIT
     while time.monotonic() < deadline:
         with contextlib.suppress(client.NotRunningError, client.NoAnswerError):
             if client.request(root, "ping", 1.0)["data"]["pid"] != old:
                 return
-        if keeper.pid() is None:
-            raise RuntimeError("the keeper went away")
+        if not keeper.lives():
+            raise RuntimeError(f"its keeper, {keeper.name}, went away")
         time.sleep(0.01)
     raise RuntimeError(f"it does not answer within {DAEMON_WAIT:g} s")
 
@@ -207,8 +242,9 @@ def _end_keeper(root: str, result: Result) -> Result:
         deadline = time.monotonic() + STUCK
         while about is not None and client.daemon_process(root) is not None and time.monotonic() < deadline:
             time.sleep(0.005)
-        if not keepers.of(root).end():
-            return failure("stop", "keeper", "cannot end the keeper: supervisord does not go")
+        stuck = [keeper.name for keeper in keepers.every(root) if not keeper.end()]
+        if stuck:
+            return failure("stop", "keeper", f"cannot end the keeper: {', '.join(stuck)} does not go")
     data = {**result.data, "daemon": {**result.data["daemon"], "running": False, "pid": None, "keeper": "none"}}
     return result.but(data=data)
 
@@ -234,7 +270,8 @@ def _stop_without_daemon(root: str, name: str | None, *, stuck: bool) -> Result:
 
     if name is None or stuck:
         with locks.keeper_lock(root):
-            keepers.of(root).end(at_once=stuck)
+            for keeper in keepers.every(root):
+                keeper.end(at_once=stuck)
     if stuck:
         _end_stuck_daemon(root)
     from tdai_supervisor.engine import entry
@@ -271,7 +308,22 @@ def _ask(command: str, root: str, verb: str, **arguments: Any) -> Result:
 
 def _not_permitted(command: str, root: str, error: PermissionError) -> Result:
     message = f"cannot {command}: no permission for {error.filename or root} ({error.strerror or error})"
-    return failure(command, "not-permitted", message, "try as the user who owns it", envelope.NOT_PERMITTED)
+    way = getattr(error, "command", None)
+    hint = f"try `{way}`" if way else "try as the user who owns it"
+    return failure(command, "not-permitted", message, hint, envelope.NOT_PERMITTED)
+
+
+def sweep(root: str) -> Result:
+    """End the Gateways that a daemon left when it was killed instead of stopping; what is wanted stays wanted.
+
+    Run by the keeper, whose next daemon starts them again. One that owns the root meanwhile is left alone.
+    """
+    from tdai_supervisor.engine import entry
+
+    done = entry.stop_once(root, None, entry.environment(root, "systemd-user"), 0.0, keep_want=True)
+    if isinstance(done, int):
+        return Result("daemon", None, envelope.OK if done == envelope.HELD else done)
+    return from_reply("daemon", done)
 
 
 def daemon(root: str, keeper: str) -> Result:

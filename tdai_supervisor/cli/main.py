@@ -103,7 +103,7 @@ def _run(command: str, a: argparse.Namespace) -> Result | int:
             return lifecycle.stop(root, a.name)
         if command == "restart":
             return lifecycle.restart(root, a.name, daemon=a.daemon, timeout=a.timeout)
-        return lifecycle.daemon(root, a.keeper)
+        return lifecycle.sweep(root) if a.sweep else lifecycle.daemon(root, a.keeper)
     from tdai_supervisor.cli import observe
 
     if command == "status":
@@ -158,13 +158,13 @@ def _run(command: str, a: argparse.Namespace) -> Result | int:
 
 
 # Verbs that have actions of their own, and the modules that run them.
-_WITH_ACTIONS = {"config": "config", "hermes": "hermes", "import": "imports", "migrate": "legacy"}
+_WITH_ACTIONS = {"config": "config", "hermes": "hermes", "import": "imports", "migrate": "legacy", "service": "service"}
 
 # Verbs that may take longer than a second and print nothing until they are done.
-_AT_WORK = {"start", "stop", "restart", "backup", "restore", "doctor", "diagnose", "config", "hermes"}
+_AT_WORK = {"start", "stop", "restart", "backup", "restore", "doctor", "diagnose", "config", "hermes", "service"}
 
-# Verbs that make files in a root.
-_CHANGING = {"start", "stop", "restart", "restore", "enable-hermes-memory", *_WITH_ACTIONS}
+# Verbs that make files in a root; `service` is root's own to do for a user.
+_CHANGING = {"start", "stop", "restart", "restore", "enable-hermes-memory", *_WITH_ACTIONS} - {"service"}
 
 
 def _as_root_for_another(command: str, root: str) -> Result | None:

@@ -162,6 +162,17 @@ def _changes(data: dict[str, Any]) -> str:
     return "\n".join(would + line for line in data["changes"]) or "nothing to do"
 
 
+def _service(data: dict[str, Any]) -> str:
+    if "plan" in data:
+        return "\n".join([data["plan"], *([data["text"].rstrip("\n")] if "text" in data else [])])
+    where = f"pid {data['pid']}, kept by {data['keeper']}" if data["pid"] else "not running"
+    lines = [*data["changes"], f"daemon   {where}", f"root     {data['root']}"]
+    for u in data["units"]:
+        enabled = {True: "enabled", False: "not enabled", None: "its systemd does not answer"}[u["enabled"]]
+        lines.append(f"unit     {u['unit']}: {u['active'] or 'unknown'} ({u['state']}), {enabled}, {u['file']}")
+    return "\n".join(lines)
+
+
 _TEXTS = {
     "status": _status,
     "start": _status,
@@ -184,4 +195,5 @@ _TEXTS = {
     "backup": _backup,
     "import": _import,
     "restore": _restore,
+    "service": _service,
 }

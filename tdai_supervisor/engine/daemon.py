@@ -40,6 +40,7 @@ LOCK_WAIT = 10.0  # s; a keeper's copy waits this long while the owner leaves
 EXIT_HELD, EXIT_FAILED, EXIT_NOT_CONFIGURED = 75, 1, 6
 OWN_LOG_BYTES = 1024 * 1024  # of run/daemon.log, which has one backup
 LOCK_FD = "MEMORY_TENCENTDB_LOCK_FD"  # of the held lock, across the exec of HUP
+STOP_MARGIN = 20.0  # s over the longest kill_delay within which all Gateways have ended
 TICK = 5.0  # s between looks at our own lock, socket and pidfile, and the guards' ticks
 
 
@@ -122,7 +123,9 @@ class Daemon:
         await self._finish.wait()
         checker.cancel()
         if not self.leaving:
-            notify.send("STOPPING=1")
+            # In the message that begins systemd's patience: Gateways end side by side, each in its own time.
+            patience = max((g.kill_delay for g in self.settings.gateways.values()), default=0) if self.settings else 0
+            notify.send(f"STOPPING=1\nEXTEND_TIMEOUT_USEC={int((patience + STOP_MARGIN) * 1e6)}")
             await self.end_all()
         await self.close()
         return 0

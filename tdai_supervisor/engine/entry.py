@@ -83,8 +83,13 @@ def recorded_settings(root: str) -> str:
     return "".join(tables)
 
 
-def stop_once(root: str, name: str | None, env: Mapping[str, str], lock_wait: float) -> dict[str, Any] | int:
-    """End Gateways where no daemon lives: lock, look, end, verify. The reply of `stop`, or a failure's exit code."""
+def stop_once(
+    root: str, name: str | None, env: Mapping[str, str], lock_wait: float, *, keep_want: bool = False
+) -> dict[str, Any] | int:
+    """End Gateways where no daemon lives: lock, look, end, verify. The reply of `stop`, or a failure's exit code.
+
+    keep_want: the persisted wants stay, so that the next daemon starts them again.
+    """
 
     async def run() -> dict[str, Any] | int:
         daemon = Daemon(root, dict(env), "none")
@@ -104,7 +109,7 @@ def stop_once(root: str, name: str | None, env: Mapping[str, str], lock_wait: fl
                 daemon.take(settings.load(root, recorded, {}))
             for gateway in daemon.gateways.values():
                 gateway.want = daemon.files.read_want(gateway.name) or Want.DOWN
-            reply = await Verbs(daemon).handle({"verb": "stop", "name": name})
+            reply = await Verbs(daemon).handle({"verb": "stop", "name": name, "keep_want": keep_want})
         finally:
             await daemon.close()
         return reply

@@ -129,7 +129,12 @@ class Verbs:
 
     async def _stop(self, request: dict[str, Any]) -> dict[str, Any]:
         gateways = self._chosen(request)
-        warnings = await self._want(gateways, Want.DOWN)
+        if request.get("keep_want"):
+            warnings = []
+            for gateway in gateways:
+                gateway.want = Want.DOWN
+        else:
+            warnings = await self._want(gateways, Want.DOWN)
         for gateway in gateways:
             gateway.fire(Event.DOWN, "asked to stop")
         outcomes = await asyncio.gather(*(self._wait_stopped(g) for g in gateways))

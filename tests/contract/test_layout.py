@@ -33,7 +33,7 @@ RINGS = {
 # What these verbs may also reach, but only when they run: inside a function.
 WHEN_NEEDED = {
     "tdai_supervisor.cli.lifecycle": {"host", "engine"},
-    "tdai_supervisor.cli.service": {"host"},
+    "tdai_supervisor.cli.service": {"host"},  # systemd, the atomic write
     "tdai_supervisor.cli.config": {"host"},  # the atomic write, the check call
     "tdai_supervisor.cli.doctor": {"host"},  # the check call
     "tdai_supervisor.cli.hermes": {"host"},  # the atomic write
@@ -121,7 +121,7 @@ def complaints(path: Path) -> Iterator[str]:
     for found in imports_of(path):
         where, other = f"{path.relative_to(CHECKOUT)}:{found.line}", ring_of(found.module)
         if other is not None:
-            if other in RINGS[ring] or (found.late and other in WHEN_NEEDED.get(own, ())):
+            if other in RINGS[ring] or ((found.late or found.for_types) and other in WHEN_NEEDED.get(own, ())):
                 continue
             yield f"{where}: {ring} imports {found.module}"
         elif is_standard(found.module):

@@ -15,7 +15,7 @@ from tests.support.command import Ctl, clean_environment, machine_environment
 from tests.support.fake_llm import FakeLLM
 from tests.support.hermes import Hermes
 
-SOURCES = ("install.sh", "pyproject.toml", "README.md", "LICENSE", "tdai_supervisor", "provider")
+SOURCES = ("install.sh", "pyproject.toml", "README.md", "LICENSE", "tdai_supervisor", "provider", "systemd")
 
 
 @pytest.fixture(scope="session")

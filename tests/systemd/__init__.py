@@ -1,0 +1,1 @@
+"""Tests on a systemd that runs."""
