@@ -76,7 +76,13 @@ def _flush(args: argparse.Namespace) -> int:
     settings = read_settings(home, profile_environment(home))
     end = time.monotonic() + max(0.0, args.timeout)
     spool = Spool(settings.spool)
-    taken = (aside("doctor").revive(spool) if args.dead else 0) + (aside("doctor").replay(spool) if args.replay else 0)
+    letters = aside("letters")
+    try:
+        taken = letters.revive(spool) if args.dead else 0
+    except letters.HeldError as error:
+        print(f"cannot take up the dead letters: {error}; try again when it is done", file=sys.stderr)
+        return 1
+    taken += aside("doctor").replay(spool) if args.replay else 0
     if taken:
         print(f"{taken} records are taken up again")
     drainer = drainer_until(end, settings, spool)

@@ -156,6 +156,60 @@ def _import(data: dict[str, Any]) -> str:
     return "\n".join(f"{c['profile']}: " + ", ".join(f"{c[p]} {p}" for p in parts) for c in data["profiles"])
 
 
+def _changes(data: dict[str, Any]) -> list[str]:
+    return [("would " if data.get("dry_run") else "") + change for change in data["changes"]]
+
+
+def _gateways(data: dict[str, Any]) -> str:
+    lines = _changes(data)
+    for g in data["gateways"]:
+        used = f"used by {', '.join(g['profiles'])}" if g.get("profiles") else "used by no profile"
+        lines.append(f"{g['name']:<12} {g['state']:<8} {g['kind']:<8} {g['url'] or 'no port yet'}, {used}")
+        lines.append(f"{'':<12} {g['data_dir']}: {g['cause']}")
+    return "\n".join(lines)
+
+
+def _profiles(data: dict[str, Any]) -> str:
+    lines = _changes(data)
+    for p in data["profiles"]:
+        shared = f"shared with {', '.join(p['shared_with'])}" if p["shared_with"] else "its own"
+        where = p["gateway"] or p["address"] or "no Gateway"
+        lines.append(
+            f"{p['name']:<12} {where} ({shared})" if p["enabled"] else f"{p['name']:<12} has no memory of ours"
+        )
+        s = p["spool"]
+        last = f", last delivered {p['last_delivered']}" if p["last_delivered"] else ""
+        dead = f", {s['dead_letters']} dead letters" if s["dead_letters"] else ""
+        lines.append(f"{'':<12} {s['waiting']} turns wait, {s['delivered']} delivered{last}{dead}")
+        lines += [f"{'':<12} {note}" for note in p["notes"]]
+    return "\n".join([*lines, *data.get("words", [])])
+
+
+def _spools(data: dict[str, Any]) -> str:
+    lines = _changes(data) if "changes" in data else []
+    for s in data.get("spools", []):
+        lines.append(f"{s['profile'] or '(no name)':<12} {s['path']}" + ("  GONE" if s["gone"] else ""))
+        lines.append("             " + ", ".join(_counted(s)))
+    for r in data.get("records", []):
+        error = f": {r['error']}" if r["error"] else ""
+        lines.append(f"{r['id']}  {r['kind']:<10} {r['state']}, {r['age_s']} s old, {r['attempts']} tries{error}")
+        lines += [f"    {side}: {r[side]}" for side in ("user", "assistant") if r.get(side)]
+    return "\n".join(lines)
+
+
+def _counted(s: dict[str, Any]) -> list[str]:
+    words = {
+        "dead_letters": "dead letters",
+        "possible_duplicates": "possible duplicates",
+        "dropped": "dropped (spool full)",
+        "removed": "removed by hand",
+        "unmarked": "outcomes not noted",
+    }
+    said = [f"{s['waiting']} wait" + (f" (the oldest for {s['oldest_s']:g} s)" if s["oldest_s"] else "")]
+    said += [f"{s['delivered']} delivered", *(f"{s[key]} {word}" for key, word in words.items() if s[key])]
+    return said + ([f"waits because {s['holding']}"] if s["holding"] and s["waiting"] else [])
+
+
 _TEXTS = {
     "status": _status,
     "start": _status,
@@ -173,6 +227,9 @@ _TEXTS = {
     "completion": _completion,
     "man": _man,
     "hermes": _hermes,
+    "gateway": _gateways,
+    "profile": _profiles,
+    "spool": _spools,
     "enable-hermes-memory": _hermes,
     "backup": _backup,
     "import": _import,
