@@ -39,8 +39,31 @@ def _status(data: dict[str, Any]) -> str:
     lines.append(f"root     {data['root']}")
     if daemon.get("trouble"):
         lines.append(f"trouble  {daemon['trouble']}")
+    if attached := data.get("attachments"):
+        from tdai_supervisor.decide.attachments import by_profile
+
+        lines.append(f"sessions {len(attached)} attached: {_by_profile(by_profile(attached))}")
+    if cut := (data.get("cut_off") or {}).get("sessions"):
+        told = _by_profile(data["cut_off"]["profiles"])
+        lines.append(f"sessions {cut} cut off: {told}; their turns wait on disk until the Gateway is back")
+    for spool in data.get("spools") or []:
+        lines += _spool_line(spool)
     lines += [_gateway(g) for g in data["gateways"]]
     return "\n".join(lines)
+
+
+def _by_profile(counts: dict[str, int]) -> str:
+    return ", ".join(f"{profile} {count}" for profile, count in counts.items())
+
+
+def _spool_line(s: dict[str, Any]) -> list[str]:
+    """A spool with a backlog or a loss in it; one that is empty is not worth a line."""
+    words = ["it is gone"] if s["gone"] else []
+    if s["waiting_bytes"]:
+        count = "some" if s["waiting"] is None else s["waiting"]
+        words.append(f"{count} turns wait" + (f", the oldest for {s['oldest_s']:g} s" if s["oldest_s"] else ""))
+    words += [f"{s['dead_letters']} dead letters"] if s["dead_letters"] else []
+    return [f"spool    {s['profile'] or s['path']}: {', '.join(words)}"] if words else []
 
 
 def _gateway(g: dict[str, Any]) -> str:

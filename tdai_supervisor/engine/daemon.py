@@ -23,8 +23,9 @@ from tdai_supervisor.decide import paths, settings
 from tdai_supervisor.decide.checks import SettingsError
 from tdai_supervisor.decide.model import Event, State, Want
 from tdai_supervisor.decide.settings import Settings
-from tdai_supervisor.engine import configured, report
+from tdai_supervisor.engine import attachments, configured, report, spools
 from tdai_supervisor.engine.alerts import Alerts
+from tdai_supervisor.engine.attachments import Attachments
 from tdai_supervisor.engine.control import Control, listen
 from tdai_supervisor.engine.gateway import Gateway, Shared
 from tdai_supervisor.engine.loop import Worker
@@ -77,7 +78,8 @@ class Daemon:
         self.lock = SupervisorLock(paths.lock(root))
         self.alerts = Alerts(())
         self.snapshots = Snapshots(root)
-        self.deliveries = Deliveries(root, self.worker, env)
+        self.attachments = Attachments(root)
+        self.deliveries = Deliveries(root, self.worker, env, self.attachments)
         self.failure: str | None = None  # why run() could not own the root
         self.leaving = False
         self.reloading = False
@@ -268,6 +270,7 @@ class Daemon:
                 due = 0.0
                 for gateway in self.gateways.values():
                     gateway.guards.tick()
+                self.worker.post(self.attachments.look, time.monotonic(), attachments.AT_ONCE)
                 ready = [g for g in self.gateways.values() if g.state is State.READY]
                 if ready:
                     self.deliveries.tick(ready[0].task)
@@ -368,9 +371,16 @@ class Daemon:
 
     async def describe(self) -> dict[str, Any]:
         """status data, by the frozen contract."""
-        drift = await self.worker.run(self._drift)
+        drift, spooled, attached = await self.worker.run(self._look_around)
         return {
             "daemon": self.about_me(),
             "root": self.root,
             "gateways": [report.status(g, drift.get(g.name, [])) for g in self.gateways.values()],
+            "attachments": attached,
+            "spools": spooled,
         }
+
+    def _look_around(self) -> tuple[dict[str, list[str]], list[dict[str, Any]], list[dict[str, Any]]]:
+        """In the worker: drift, spools, attachments."""
+        spooled = [spool.as_json(time.time()) for spool in spools.look(self.root)]
+        return self._drift(), spooled, self.attachments.look(time.monotonic())

@@ -7,9 +7,11 @@ timeout, and the work goes on whether or not somebody still waits; every verb ma
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import TYPE_CHECKING, Any
 
 from tdai_supervisor import __version__
+from tdai_supervisor.decide.attachments import by_profile
 from tdai_supervisor.decide.checks import SettingsError
 from tdai_supervisor.decide.model import Event, Origin, State, Want
 from tdai_supervisor.engine import metrics, spools
@@ -128,6 +130,9 @@ class Verbs:
 
     async def _stop(self, request: dict[str, Any]) -> dict[str, Any]:
         gateways = self._chosen(request)
+        attached = await self._daemon.worker.run(self._daemon.attachments.look, time.monotonic())
+        names = {g.name for g in gateways if g.state is not State.STOPPED}
+        cut = by_profile(a for a in attached if a["gateway"] in names)
         warnings = await self._want(gateways, Want.DOWN)
         for gateway in gateways:
             gateway.fire(Event.DOWN, "asked to stop")
@@ -136,6 +141,7 @@ class Verbs:
             gateways = [*gateways, *self._daemon.retired]
         outcomes = await asyncio.gather(*(self._wait_stopped(g) for g in gateways))
         result = await self._outcome(gateways, [e for e in outcomes if e], warnings)
+        result["data"]["cut_off"] = {"sessions": sum(cut.values()), "profiles": cut}
         if request.get("leave") and result["ok"]:
             # After the reply has been written: whoever asked waits for it, then for us to go.
             asyncio.get_running_loop().call_later(0.01, lambda: self._daemon.finish(leave=False))
