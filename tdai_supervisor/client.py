@@ -10,6 +10,7 @@ import os
 import socket
 import time
 
+from tdai_supervisor.decide import attachments as naming
 from tdai_supervisor.decide import paths
 
 TYPE_CHECKING = False  # typing itself costs 3 of the 50 ms that `status` may take
@@ -148,14 +149,39 @@ def read_text_whole(path: str) -> str | None:
 
 def record_process_lives(record: dict[str, Any]) -> bool:
     """Whether the process an endpoint record names lives: pid and start ticks, on this boot."""
-    try:
-        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
-            if file.read().strip() != record.get("boot_id"):
-                return False
-    except OSError:
-        pass
+    if (boot := _boot_id()) is not None and boot != record.get("boot_id"):
+        return False
     state = process_state(record.get("pid"), record.get("start_ticks"))
     return state is not None and state not in "ZX"
+
+
+def attachments(root: str) -> list[dict[str, Any]]:
+    """The living attachments of a root, where no daemon keeps a view of them: read-only, dead ones are passed over."""
+    folder, boot = os.path.join(root, "sessions"), _boot_id()
+    try:
+        names = sorted(os.listdir(folder))
+    except OSError:
+        return []
+    found, states = [], {}
+    for name in names:
+        who = naming.identity(name)
+        if who is None:
+            continue
+        if who not in states:
+            states[who] = process_state(*who)
+        if states[who] is not None and states[who] not in ("Z", "X"):
+            entry = read_object(os.path.join(folder, name)) or {}
+            if entry.get("boot_id") in (None, boot):
+                found.append(naming.shown(entry))
+    return found
+
+
+def _boot_id() -> str | None:
+    try:
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+            return file.read().strip()
+    except OSError:
+        return None
 
 
 def url(host: str, port: int | None) -> str | None:

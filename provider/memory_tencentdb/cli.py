@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import sys
 import time
 from typing import TYPE_CHECKING
@@ -76,7 +75,13 @@ def _flush(args: argparse.Namespace) -> int:
     settings = read_settings(home, profile_environment(home))
     end = time.monotonic() + max(0.0, args.timeout)
     spool = Spool(settings.spool)
-    taken = (aside("doctor").revive(spool) if args.dead else 0) + (aside("doctor").replay(spool) if args.replay else 0)
+    letters = aside("letters")
+    try:
+        taken = letters.revive(spool) if args.dead else 0
+    except letters.HeldError as error:
+        print(f"cannot take up the dead letters: {error}; try again when it is done", file=sys.stderr)
+        return 1
+    taken += aside("doctor").replay(spool) if args.replay else 0
     if taken:
         print(f"{taken} records are taken up again")
     drainer = drainer_until(end, settings, spool)
@@ -92,8 +97,7 @@ def _flush(args: argparse.Namespace) -> int:
 def _control(args: argparse.Namespace) -> int:
     home = host.hermes_home()
     settings = read_settings(home, profile_environment(home))
-    beside = [os.path.join(os.path.dirname(sys.executable), CTL), os.path.expanduser(f"~/.local/bin/{CTL}")]
-    path = shutil.which(CTL) or next((each for each in beside if os.access(each, os.X_OK)), None)
+    path = aside("autostart").find(settings.root)
     verb = args.memory_tencentdb_verb
     if path is None:
         print(f"cannot {verb}: {CTL} is not installed; try pipx install tdai-supervisor", file=sys.stderr)

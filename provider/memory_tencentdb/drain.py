@@ -1,6 +1,6 @@
 """Deliver a spool from outside a session: the daemon's child process, and the flush of the command line.
 
-    python -m memory_tencentdb.drain --spool DIR [--root DIR] [--deadline S]
+    python -m memory_tencentdb.drain --spool DIR [--root DIR] [--deadline S] [--patience S] [--ended SESSION]…
 
 prints one JSON object and exits 0 (nothing is left), 1 (something is left, "holding" says why) or 75 (another drainer
 works on it).
@@ -24,7 +24,7 @@ from .endpoint import Endpoint
 from .gateway import Client
 from .hooks import aside
 from .settings import Settings, dotenv, read_settings
-from .spool import Spool, read_json
+from .spool import Record, Spool, new_id, read_json
 
 if TYPE_CHECKING:
     from .aside.drainer import Drainer
@@ -46,10 +46,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--spool", required=True, help="directory of the spool")
     parser.add_argument("--root", help="supervisor root (default: what the last session used)")
     parser.add_argument("--deadline", type=float, default=30.0, help="seconds of work at most (default 30)")
+    parser.add_argument("--patience", type=float, help="seconds to wait for a Gateway that is away (default: deadline)")
+    parser.add_argument("--ended", action="append", default=[], metavar="SESSION", help="a session that died: end it")
     options = parser.parse_args(argv)
     end = time.monotonic() + options.deadline
-    drainer = drainer_until(end, settings_of(options.spool, options.root), Spool(options.spool))
-    code = deliver_until(drainer, end)
+    spool = Spool(options.spool)
+    drainer = drainer_until(end, settings_of(options.spool, options.root), spool)
+    for session in options.ended:
+        # Behind its turns: the end is delivered after them, by this drainer or the one that holds the lock.
+        spool.append(Record(new_id(), session, kind="end", at=time.time(), session_id=session))
+    code = deliver_until(drainer, end, options.patience)
     print(json.dumps({"schema": 1, "pending": drainer.ledger.pending, **drainer.counts.as_json()}, ensure_ascii=False))
     return code
 
@@ -61,13 +67,20 @@ def drainer_until(end: float, settings: Settings, spool: Spool) -> Drainer:
     return drainer
 
 
-def deliver_until(drainer: Drainer, end: float) -> int:
-    """Work until nothing is pending or the moment ``end``. 0: nothing is left, 1: something is, 75: another works."""
+def deliver_until(drainer: Drainer, end: float, patience: float | None = None) -> int:
+    """Work until nothing is pending or the moment ``end``. 0: nothing is left, 1: something is, 75: another works.
+
+    ``patience``: seconds after which a Gateway that takes nothing is given up for now; None: not before ``end``.
+    """
     if not drainer.acquire():
         return 75
+    away_since: float | None = None
     try:
         while (wait := drainer.step()) is not None:
-            if time.monotonic() >= end or sleep_until(wait, end):
+            now = time.monotonic()
+            away_since = None if drainer.trouble is None else away_since or now
+            tired = patience is not None and away_since is not None and now - away_since >= patience
+            if tired or now >= end or sleep_until(wait, end):
                 return 1
         return 0
     finally:

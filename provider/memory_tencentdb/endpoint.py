@@ -288,11 +288,10 @@ class Endpoint:
                 paths += [entry.path for entry in os.scandir(self._run) if entry.name.endswith(".json")]
             except OSError:
                 paths = [self._own]
-        for path in paths:
-            record = self._load(path)
-            if record and (record.host, record.port) == (address.host, address.port) and counts(record):
-                return record
-        return None
+        found = [record for path in paths if (record := self._load(path)) is not None]
+        found = [r for r in found if (r.host, r.port) == (address.host, address.port) and counts(r)]
+        # A Gateway that was removed leaves its record; another one may have got its port since.
+        return next((r for r in found if r.state in RECEIVING), found[0] if found else None)
 
     def _load(self, path: str) -> Record | None:
         now = stamp(path)

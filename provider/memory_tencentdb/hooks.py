@@ -6,17 +6,41 @@ Invariants: callable without initialize(); network only where status is asked fo
 from __future__ import annotations
 
 import importlib
+import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from . import host
 from .settings import profile_environment, read_settings
 
+logger = logging.getLogger(__name__)
+
 
 def aside(name: str) -> Any:
     """A module that sessions do without, imported when it is used."""
     return importlib.import_module(f".aside.{name}", __package__)
+
+
+class Faults:
+    """What a hook could not do: counted by name, logged with its trace the first time, never raised."""
+
+    def __init__(self) -> None:
+        self.faults: dict[str, int] = {}
+
+    def _count(self, what: str) -> int:
+        self.faults[what] = self.faults.get(what, 0) + 1
+        return self.faults[what]
+
+    @contextmanager
+    def _guard(self, hook: str) -> Iterator[None]:
+        """Whatever goes wrong in a hook costs that hook only."""
+        try:
+            yield
+        except Exception:
+            if self._count(hook) == 1:
+                logger.exception("memory_tencentdb: %s failed", hook)
 
 
 class SetupHooks:

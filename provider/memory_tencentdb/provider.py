@@ -15,11 +15,11 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from . import hooks, host, spool, text, tools
+from .attachment import Attachment
 from .endpoint import Away, Cooldown, Endpoint
 from .gateway import Client
 from .notice import Watch
@@ -39,13 +39,13 @@ logger = logging.getLogger(__name__)
 _Base: Any = host.base_class()
 
 
-class TencentDBMemoryProvider(hooks.SetupHooks, _Base):  # type: ignore[misc]
+class TencentDBMemoryProvider(hooks.Faults, hooks.SetupHooks, _Base):  # type: ignore[misc]
     """TencentDB Agent Memory as the host's memory provider. It needs no running Gateway to be available."""
 
     pre_compress_checkpoint_api_version = 2
 
     def __init__(self) -> None:
-        self.faults: dict[str, int] = {}
+        super().__init__()
         self._settings: Settings | None = None
         self._endpoint: Endpoint
         self._client: Client
@@ -62,6 +62,7 @@ class TencentDBMemoryProvider(hooks.SetupHooks, _Base):  # type: ignore[misc]
         self._registered = False
         self._closed = False
         self._recalled = float("-inf")
+        self._attachment: Attachment | None = None
         self._open: dict[str, None] = {}
         self._ending: list[str] = []
         self._undelivered: set[str] = set()
@@ -90,16 +91,19 @@ class TencentDBMemoryProvider(hooks.SetupHooks, _Base):  # type: ignore[misc]
             }
             self._who = {key: value for key, value in who.items() if value}
             self._profile = identity or os.path.basename(home)
-            contexts = (
-                str(kwargs.get("agent_context") or "primary").lower(),
-                str(kwargs.get("platform") or "").lower(),
-            )
-            self._writes = contexts[0] == "primary" and contexts[1] not in _NOT_THE_USER
+            context, platform = (str(kwargs.get(key) or "").lower() for key in ("agent_context", "platform"))
+            self._writes = context in ("", "primary") and platform not in _NOT_THE_USER
             self._warn, self._inform = kwargs.get("warning_callback"), kwargs.get("status_callback")
             if self._settings is None or self._settings.home != home or self._closed:
                 self._bind(read_settings(home, profile_environment(home)))
+            self._attach()
             if self._writes and not self._spool.idle():
                 self._deliver()
+
+    def _attach(self) -> None:
+        """Show which session this is, and which have turns: where that fails, only the daemon knows less."""
+        if self._attachment is not None and not self._attachment.show(self._session, list(self._open)):
+            self._count("attachment")
 
     def _bind(self, settings: Settings) -> None:
         self._closing.set()
@@ -108,6 +112,11 @@ class TencentDBMemoryProvider(hooks.SetupHooks, _Base):  # type: ignore[misc]
         self._client = Client(self._endpoint, self._closing.is_set)
         self._cooldown, self._watch = Cooldown(), Watch()
         self._closed = self._registered = False
+        if self._attachment is not None:
+            self._attachment.end()
+        self._attachment = Attachment(self, settings, self._profile)
+        if settings.autostart:
+            hooks.aside("autostart").start_once(settings.root)
         logger.info("memory_tencentdb: %s", self._endpoint.describe())
         for warning in settings.warnings:
             logger.warning("memory_tencentdb: %s", warning)
@@ -259,6 +268,7 @@ class TencentDBMemoryProvider(hooks.SetupHooks, _Base):  # type: ignore[misc]
                 who=self._who,
             )
         )
+        self._attach()
 
     def _append(self, record: Record) -> None:
         """Disk first, then the thread that delivers: a kill between the two leaves the turn for the next session."""
@@ -299,6 +309,7 @@ class TencentDBMemoryProvider(hooks.SetupHooks, _Base):  # type: ignore[misc]
         """
         with self._guard("on_session_switch"):
             old, self._session = self._session, str(new_session_id or self._session)
+            self._attach()
             if old == self._session or old not in self._open or old in self._ending:
                 return
             self._ending.append(old)
@@ -313,6 +324,7 @@ class TencentDBMemoryProvider(hooks.SetupHooks, _Base):  # type: ignore[misc]
             self._ending.remove(session)
         if self._open.pop(session, self) is None:
             self._append(Record(spool.new_id(), session, kind="end", at=time.time(), session_id=session))
+            self._attach()
 
     def shutdown(self) -> None:
         """End the sessions, deliver what can be delivered at once, leave the rest on disk; below 2 s in every state."""
@@ -322,6 +334,8 @@ class TencentDBMemoryProvider(hooks.SetupHooks, _Base):  # type: ignore[misc]
             for session in [*self._ending, *self._open]:
                 self._end(session)
             self._closed = True
+            if self._attachment is not None:
+                self._attachment.end()
             if self._worker is not None:
                 self._worker.wait_idle(EXIT_BUDGET)
                 self._worker.stop(0.3)
@@ -383,18 +397,3 @@ class TencentDBMemoryProvider(hooks.SetupHooks, _Base):  # type: ignore[misc]
             self._answered()
             return answer
         return tools.failure("The memory provider failed; use the built-in memory.")
-
-    # -- failures ----------------------------------------------------------------------------------------------------
-
-    def _count(self, what: str) -> int:
-        self.faults[what] = self.faults.get(what, 0) + 1
-        return self.faults[what]
-
-    @contextmanager
-    def _guard(self, hook: str) -> Iterator[None]:
-        """Whatever goes wrong in a hook costs that hook only: counted, and logged with its trace the first time."""
-        try:
-            yield
-        except Exception:
-            if self._count(hook) == 1:
-                logger.exception("memory_tencentdb: %s failed", hook)

@@ -84,13 +84,14 @@ class Settings:
         key_origin: str = "",
         trust: bool = False,
         allow_http: bool = False,
+        autostart: bool = False,
         broken: str = "",
         warnings: Sequence[str] = (),
     ) -> None:
         self.home, self.root, self.gateway = home, root, gateway
         self.address, self.origin = address, origin
         self.key, self.key_origin = key, key_origin
-        self.trust, self.allow_http = trust, allow_http
+        self.trust, self.allow_http, self.autostart = trust, allow_http, autostart
         self.broken, self.warnings = broken, tuple(warnings)
 
     def __repr__(self) -> str:
@@ -146,6 +147,7 @@ def read_settings(
         key_origin=key_origin,
         trust=_truthy(str(values.get("trust"))),
         allow_http=_truthy(env("MEMORY_TENCENTDB_ALLOW_HTTP")) or bound.get("allow_http") is True,
+        autostart=_truthy(str(values.get("autostart"))),
         broken=broken,
         warnings=warnings,
     )

@@ -79,6 +79,9 @@ def parser(only: str | None = None) -> argparse.ArgumentParser:
         _config_verbs(verbs, common)
         _hermes_verbs(verbs, common)
         _service_verbs(verbs, common)
+        _gateway_verbs(verbs, common)
+        _profile_verbs(verbs, common)
+        _spool_verbs(verbs, common)
     bring = verb("import", "bring past Hermes sessions into the memory; again continues", named=False)
     bring.add_argument("source", choices=("hermes",), metavar="hermes")
     which = bring.add_mutually_exclusive_group()
@@ -216,6 +219,69 @@ def _service_verbs(verbs: Any, common: argparse.ArgumentParser) -> None:
         which = sub.add_mutually_exclusive_group()
         which.add_argument("--user", action="store_true", help="the user's own systemd (default where it answers)")
         which.add_argument("--system", action="store_true", help="the system's systemd, as root")
+
+
+def _gateway_verbs(verbs: Any, common: argparse.ArgumentParser) -> None:
+    """gateway ACTION …"""
+    top = verbs.add_parser("gateway", help="have several Gateways, each with memories of its own", parents=[common])
+    actions = top.add_subparsers(dest="action", metavar="ACTION", required=True, parser_class=_Parser)
+
+    def action(name: str, help_: str) -> argparse.ArgumentParser:
+        return actions.add_parser(name, help=help_, description=help_, parents=[common])  # type: ignore[no-any-return]
+
+    action("list", "show them, and which profiles use each")
+    add = action("add", "configure another one, and have it run where a daemon lives")
+    add.add_argument("name", metavar="NAME", help="its name")
+    add.add_argument("--port", type=_port, metavar="N", help="its port (default: a free one, kept from then on)")
+    add.add_argument("--data-dir", metavar="DIR", help="where its data is (default: ROOT/gateways/NAME)")
+    add.add_argument("--kind", choices=("auto", "node", "embedded"), help="what runs (default: auto)")
+    remove = action("remove", "stop it and forget it; its data stays")
+    remove.add_argument("name", metavar="NAME", help="its name")
+    remove.add_argument("--purge", action="store_true", help="delete its data and its snapshots too")
+    remove.add_argument("--force", action="store_true", help="also while a profile uses it")
+
+
+def _profile_verbs(verbs: Any, common: argparse.ArgumentParser) -> None:
+    """profile ACTION …"""
+    top = verbs.add_parser("profile", help="which Gateway each Hermes profile uses", parents=[common])
+    actions = top.add_subparsers(dest="action", metavar="ACTION", required=True, parser_class=_Parser)
+    help_ = "show every profile: plugin, Gateway, who shares it, what waits"
+    actions.add_parser("list", help=help_, description=help_, parents=[common])
+    help_ = "give a profile a Gateway: its own, a named one, or the shared one"
+    use = actions.add_parser("use", help=help_, description=help_, parents=[common])
+    use.add_argument("profile", metavar="PROFILE", help="a profile of Hermes")
+    use.add_argument("gateway", metavar="GATEWAY", help="own, shared, or the NAME of a Gateway")
+
+
+def _spool_verbs(verbs: Any, common: argparse.ArgumentParser) -> None:
+    """spool ACTION …"""
+    top = verbs.add_parser("spool", help="what waits to be delivered, and what could not be", parents=[common])
+    actions = top.add_subparsers(dest="action", metavar="ACTION", required=True, parser_class=_Parser)
+
+    def action(name: str, help_: str) -> argparse.ArgumentParser:
+        sub: argparse.ArgumentParser = actions.add_parser(name, help=help_, description=help_, parents=[common])
+        if name != "list":
+            sub.add_argument("spool", metavar="SPOOL", help="its path, or the profile it belongs to")
+        return sub
+
+    action("list", "show every spool with its counts")
+    show = action("show", "show the records that wait")
+    show.add_argument("--dead", action="store_true", help="the dead letters instead")
+    show.add_argument("--text", action="store_true", help="with what was said")
+    retry = action("retry", "deliver now")
+    retry.add_argument("--timeout", type=_seconds, default=30.0, metavar="S", help="at most S seconds (default 30)")
+    replay = action("replay", "put dead letters into the spool again, under their keys")
+    replay.add_argument("ids", nargs="*", metavar="ID", help="which, as `show --dead` names them")
+    replay.add_argument("--all", action="store_true", help="all of them")
+    drop = action("drop", "remove records or dead letters, or a spool that is gone from the list")
+    drop.add_argument("ids", nargs="*", metavar="ID", help="which, as `show` names them")
+
+
+def _port(text: str) -> int:
+    value = int(text)
+    if not 1 <= value <= 65535:
+        raise argparse.ArgumentTypeError("must be 1..65535")
+    return value
 
 
 def _seconds(text: str) -> float:

@@ -10,7 +10,6 @@ import io
 import json
 import os
 import platform
-import secrets
 import shutil
 import sys
 import tarfile
@@ -19,12 +18,10 @@ from collections.abc import Iterator
 from typing import Any
 
 from tdai_supervisor import __version__, client, gwconfig
-from tdai_supervisor.cli import config, envelope, observe
+from tdai_supervisor.cli import config, envelope, markers, observe
 from tdai_supervisor.cli.envelope import Result, failure
 from tdai_supervisor.decide import checks, paths, settings
 
-CANARY_SESSION = "memory-tencentdb-health"
-PATIENCE = 10.0  # s for one call of a deep look
 LOW_SPACE = 256 * 1024 * 1024
 STALLED = 3600.0  # s without a new extracted memory while conversations grow
 LOG_TAIL = 200
@@ -171,23 +168,11 @@ def _deep(root: str, g: dict[str, Any]) -> dict[str, str]:
 
 
 def _canary(root: str, g: dict[str, Any]) -> str:
-    key = client.read_text(paths.key(root, g["name"]))
-    mark = f"canary{secrets.token_hex(8)}"
-    turn = {"user_content": f"health check {mark}", "assistant_content": "noted", "session_key": CANARY_SESSION}
     try:
-        for attempt in range(12):  # the real Gateway drops about every third first turn of a session
-            status, answer = client.call(g["host"], g["port"], "/capture", PATIENCE, turn, key)
-            if status != 200:
-                return f"capture answered HTTP {status}: {answer.get('error', '')}"
-            if answer.get("l0_recorded"):
-                break
-            time.sleep(0.01 * attempt)
-        status, answer = client.call(g["host"], g["port"], "/search/conversations", PATIENCE, {"query": mark}, key)
-    except (OSError, ValueError) as error:
-        return f"canary failed: {error}"
-    if status != 200 or mark not in str(answer.get("results", "")):
-        return f"a captured canary was not found again (HTTP {status})"
-    return "ok"
+        found = markers.finds(root, g, markers.plant(root, g, "health check"))
+    except markers.UnprovenError as error:
+        return f"canary: {error}"
+    return "ok" if found else "a captured canary was not found again"
 
 
 def _llm(root: str) -> str:

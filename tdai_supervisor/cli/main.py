@@ -158,10 +158,32 @@ def _run(command: str, a: argparse.Namespace) -> Result | int:
 
 
 # Verbs that have actions of their own, and the modules that run them.
-_WITH_ACTIONS = {"config": "config", "hermes": "hermes", "import": "imports", "migrate": "legacy", "service": "service"}
+_WITH_ACTIONS = {
+    "config": "config",
+    "gateway": "gateways",
+    "hermes": "hermes",
+    "import": "imports",
+    "migrate": "legacy",
+    "profile": "profiles",
+    "service": "service",
+    "spool": "spools",
+}
 
 # Verbs that may take longer than a second and print nothing until they are done.
-_AT_WORK = {"start", "stop", "restart", "backup", "restore", "doctor", "diagnose", "config", "hermes", "service"}
+_AT_WORK = {
+    "start",
+    "stop",
+    "restart",
+    "backup",
+    "restore",
+    "doctor",
+    "diagnose",
+    "config",
+    "hermes",
+    "profile",
+    "service",
+    "spool",
+}
 
 # Verbs that make files in a root; `service` is root's own to do for a user.
 _CHANGING = {"start", "stop", "restart", "restore", "enable-hermes-memory", *_WITH_ACTIONS} - {"service"}

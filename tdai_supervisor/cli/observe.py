@@ -81,7 +81,13 @@ def offline(root: str) -> dict[str, Any]:
         "failed_writes": 0,
     }
     gateways, daemon["trouble"] = configured(root)
-    return {"daemon": daemon, "root": root, "gateways": [_from_record(root, g, about is not None) for g in gateways]}
+    return {
+        "daemon": daemon,
+        "root": root,
+        "gateways": [_from_record(root, g, about is not None) for g in gateways],
+        "attachments": client.attachments(root),
+        "spools": None,  # only the daemon keeps a view of them; `spool list` looks for itself
+    }
 
 
 def configured(root: str) -> tuple[list[GatewaySettings], str | None]:

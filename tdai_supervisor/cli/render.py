@@ -40,8 +40,31 @@ def _status(data: dict[str, Any]) -> str:
     lines.append(f"root     {data['root']}")
     if daemon.get("trouble"):
         lines.append(f"trouble  {daemon['trouble']}")
+    if attached := data.get("attachments"):
+        from tdai_supervisor.decide.attachments import by_profile
+
+        lines.append(f"sessions {len(attached)} attached: {_by_profile(by_profile(attached))}")
+    if cut := (data.get("cut_off") or {}).get("sessions"):
+        told = _by_profile(data["cut_off"]["profiles"])
+        lines.append(f"sessions {cut} cut off: {told}; their turns wait on disk until the Gateway is back")
+    for spool in data.get("spools") or []:
+        lines += _spool_line(spool)
     lines += [_gateway(g) for g in data["gateways"]]
     return "\n".join(lines)
+
+
+def _by_profile(counts: dict[str, int]) -> str:
+    return ", ".join(f"{profile} {count}" for profile, count in counts.items())
+
+
+def _spool_line(s: dict[str, Any]) -> list[str]:
+    """A spool with a backlog or a loss in it; one that is empty is not worth a line."""
+    words = ["it is gone"] if s["gone"] else []
+    if s["waiting_bytes"]:
+        count = "some" if s["waiting"] is None else s["waiting"]
+        words.append(f"{count} turns wait" + (f", the oldest for {s['oldest_s']:g} s" if s["oldest_s"] else ""))
+    words += [f"{s['dead_letters']} dead letters"] if s["dead_letters"] else []
+    return [f"spool    {s['profile'] or s['path']}: {', '.join(words)}"] if words else []
 
 
 def _gateway(g: dict[str, Any]) -> str:
@@ -157,9 +180,8 @@ def _import(data: dict[str, Any]) -> str:
     return "\n".join(f"{c['profile']}: " + ", ".join(f"{c[p]} {p}" for p in parts) for c in data["profiles"])
 
 
-def _changes(data: dict[str, Any]) -> str:
-    would = "would " if data["dry_run"] else ""
-    return "\n".join(would + line for line in data["changes"]) or "nothing to do"
+def _migrate(data: dict[str, Any]) -> str:
+    return "\n".join(_changes(data)) or "nothing to do"
 
 
 def _service(data: dict[str, Any]) -> str:
@@ -171,6 +193,60 @@ def _service(data: dict[str, Any]) -> str:
         enabled = {True: "enabled", False: "not enabled", None: "its systemd does not answer"}[u["enabled"]]
         lines.append(f"unit     {u['unit']}: {u['active'] or 'unknown'} ({u['state']}), {enabled}, {u['file']}")
     return "\n".join(lines)
+
+
+def _changes(data: dict[str, Any]) -> list[str]:
+    return [("would " if data.get("dry_run") else "") + change for change in data["changes"]]
+
+
+def _gateways(data: dict[str, Any]) -> str:
+    lines = _changes(data)
+    for g in data["gateways"]:
+        used = f"used by {', '.join(g['profiles'])}" if g.get("profiles") else "used by no profile"
+        lines.append(f"{g['name']:<12} {g['state']:<8} {g['kind']:<8} {g['url'] or 'no port yet'}, {used}")
+        lines.append(f"{'':<12} {g['data_dir']}: {g['cause']}")
+    return "\n".join(lines)
+
+
+def _profiles(data: dict[str, Any]) -> str:
+    lines = _changes(data)
+    for p in data["profiles"]:
+        shared = f"shared with {', '.join(p['shared_with'])}" if p["shared_with"] else "its own"
+        where = p["gateway"] or p["address"] or "no Gateway"
+        lines.append(
+            f"{p['name']:<12} {where} ({shared})" if p["enabled"] else f"{p['name']:<12} has no memory of ours"
+        )
+        s = p["spool"]
+        last = f", last delivered {p['last_delivered']}" if p["last_delivered"] else ""
+        dead = f", {s['dead_letters']} dead letters" if s["dead_letters"] else ""
+        lines.append(f"{'':<12} {s['waiting']} turns wait, {s['delivered']} delivered{last}{dead}")
+        lines += [f"{'':<12} {note}" for note in p["notes"]]
+    return "\n".join([*lines, *data.get("words", [])])
+
+
+def _spools(data: dict[str, Any]) -> str:
+    lines = _changes(data) if "changes" in data else []
+    for s in data.get("spools", []):
+        lines.append(f"{s['profile'] or '(no name)':<12} {s['path']}" + ("  GONE" if s["gone"] else ""))
+        lines.append("             " + ", ".join(_counted(s)))
+    for r in data.get("records", []):
+        error = f": {r['error']}" if r["error"] else ""
+        lines.append(f"{r['id']}  {r['kind']:<10} {r['state']}, {r['age_s']} s old, {r['attempts']} tries{error}")
+        lines += [f"    {side}: {r[side]}" for side in ("user", "assistant") if r.get(side)]
+    return "\n".join(lines)
+
+
+def _counted(s: dict[str, Any]) -> list[str]:
+    words = {
+        "dead_letters": "dead letters",
+        "possible_duplicates": "possible duplicates",
+        "dropped": "dropped (spool full)",
+        "removed": "removed by hand",
+        "unmarked": "outcomes not noted",
+    }
+    said = [f"{s['waiting']} wait" + (f" (the oldest for {s['oldest_s']:g} s)" if s["oldest_s"] else "")]
+    said += [f"{s['delivered']} delivered", *(f"{s[key]} {word}" for key, word in words.items() if s[key])]
+    return said + ([f"waits because {s['holding']}"] if s["holding"] and s["waiting"] else [])
 
 
 _TEXTS = {
@@ -190,8 +266,11 @@ _TEXTS = {
     "completion": _completion,
     "man": _man,
     "hermes": _hermes,
+    "gateway": _gateways,
+    "profile": _profiles,
+    "spool": _spools,
     "enable-hermes-memory": _hermes,
-    "migrate": _changes,
+    "migrate": _migrate,
     "backup": _backup,
     "import": _import,
     "restore": _restore,

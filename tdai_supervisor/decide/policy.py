@@ -203,13 +203,13 @@ def judge_claim(scene: Scene, data_dir: str, port: int) -> Claim:
         if keepers:
             return Claim(Event.FOUND, f"adopted pid {keepers[-1].pid} by lease and cookie", keepers[-1].pid)
         others = [r for r in scene.residents if r.holds_lease]
-        who = f"pid {others[0].pid} ({others[0].cookie})" if others else "a process that cannot be seen"
-        return Claim(Event.TAKEN, f"data directory {data_dir} is in use by the Gateway {who}")
+        who = f"Gateway {_describe_owner(others[0])}" if others else "a process that cannot be seen"
+        return Claim(Event.TAKEN, f"data directory {data_dir} is in use by the {who}")
     leftovers = tuple(r.pid for r in ours)
     strangers = [r for r in scene.residents if r.number is None and r.on_data]
     if strangers:
         first = max(strangers, key=lambda r: (r.listens_on == port, r.listens_on is not None))
-        text = f"data directory {data_dir} is in use by pid {first.pid}, which no supervisor started"
+        text = f"data directory {data_dir} is in use by pid {first.pid}{_at_port(first)}, which no supervisor started"
         external = first.listens_on is not None
         return Claim(Event.FOUND if external else Event.TAKEN, text, first.pid, first.listens_on, external)
     holder = scene.port_holder
@@ -218,6 +218,17 @@ def judge_claim(scene: Scene, data_dir: str, port: int) -> Claim:
     if not scene.port_asked:
         return Claim(Event.CLEAR, sweep=leftovers, move=True)
     return Claim(Event.TAKEN, f"port {port} is taken by {describe_holder(holder)}")
+
+
+def _describe_owner(resident: Resident) -> str:
+    """ "work of /root, pid 7, port 8421", as far as it shows."""
+    root, _, rest = (resident.cookie or "").rpartition(":")[0].rpartition(":")
+    who = f"{rest} of {root}, " if root else ""
+    return f"{who}pid {resident.pid}{_at_port(resident)}"
+
+
+def _at_port(resident: Resident) -> str:
+    return f", port {resident.listens_on}" if resident.listens_on is not None else ""
 
 
 def describe_holder(holder: Holder) -> str:

@@ -151,7 +151,8 @@ class Claiming:
         ours = cookie is not None and (cookie.root, cookie.name) == (gateway.root, gateway.name)
         near = tree.variable(seen.environ, "TDAI_DATA_DIR") == data_dir
         near = near or tree.open_below(seen.pid, data_dir, gateway.settings.log_dir)
-        sockets = ports.listened_by(seen.pid, listening) if near else []
+        holds = lease_held and tree.holds_open(seen.pid, data_dir)
+        sockets = ports.listened_by(seen.pid, listening) if near or holds else []
         # A shell may carry the variable and a reader may open a file: only a server is a second writer.
         server = bool(sockets) or (near and _looks_like_gateway(tree.command_line(seen.pid)))
         first = next((x.port for x in sorted(sockets, key=lambda x: x.port != gateway.port)), None)
@@ -159,7 +160,7 @@ class Claiming:
             pid=seen.pid,
             number=cookie.number if ours and cookie else None,
             cookie=str(cookie) if cookie else None,
-            holds_lease=lease_held and tree.holds_open(seen.pid, data_dir),
+            holds_lease=holds,
             listens_on=first,
             on_data=near and server,
             leader=seen.stat.session == seen.pid,

@@ -23,11 +23,13 @@ from tdai_supervisor.decide import paths, settings
 from tdai_supervisor.decide.checks import SettingsError
 from tdai_supervisor.decide.model import Event, State, Want
 from tdai_supervisor.decide.settings import Settings
-from tdai_supervisor.engine import configured, report
+from tdai_supervisor.engine import attachments, configured, report, spools
 from tdai_supervisor.engine.alerts import Alerts
+from tdai_supervisor.engine.attachments import Attachments
 from tdai_supervisor.engine.control import Control, listen
 from tdai_supervisor.engine.gateway import Gateway, Shared
 from tdai_supervisor.engine.loop import Worker
+from tdai_supervisor.engine.retired import Retired
 from tdai_supervisor.engine.runfiles import RunFiles
 from tdai_supervisor.engine.snapshots import Snapshots
 from tdai_supervisor.engine.spools import Deliveries
@@ -70,13 +72,15 @@ class Daemon:
         self.root, self.env, self.keeper = root, env, keeper
         self.settings: Settings | None = None
         self.gateways: dict[str, Gateway] = {}
+        self.retired = Retired()
         self.files = RunFiles(root)
         self.worker = Worker()
         self.started_at = time.time()
         self.lock = SupervisorLock(paths.lock(root))
         self.alerts = Alerts(())
         self.snapshots = Snapshots(root)
-        self.deliveries = Deliveries(root, self.worker, env)
+        self.attachments = Attachments(root)
+        self.deliveries = Deliveries(root, self.worker, env, self.attachments)
         self.failure: str | None = None  # why run() could not own the root
         self.leaving = False
         self.reloading = False
@@ -155,16 +159,26 @@ class Daemon:
         self.take(read_settings(self.root, self.env))
 
     def take(self, fresh: Settings) -> None:
-        """Use these settings, and make a Gateway of each name that is new."""
+        """Use these settings: make a Gateway of each name that is new, end and forget those whose name is gone."""
         for warning in fresh.warnings:
             log.warning("%s", warning)
-        self.settings, self.alerts.command = fresh, fresh.notify
+        first, self.settings, self.alerts.command = self.settings is None, fresh, fresh.notify
         shared = Shared(fresh, self.files, self.worker, self._taken_ports, self.env, self.publish, self._journal)
-        for name, gateway_settings in fresh.gateways.items():
-            if name in self.gateways:
-                self.gateways[name].reconfigure(shared, gateway_settings)
-            else:
-                self.gateways[name] = Gateway(shared, gateway_settings, self.files.read_record(name))
+        for name in [n for n in self.gateways if n not in fresh.gateways]:
+            self.retired.add(self.gateways.pop(name))
+        if first:
+            for left in self.files.left_behind(fresh.gateways):
+                self.retired.add(Gateway(shared, left, self.files.read_record(left.name)))
+        records = {n: self.files.read_record(n) for n in fresh.gateways if n not in self.gateways}
+        # Who has had a port keeps it: a name that is new chooses its own after all of them.
+        for name in sorted(fresh.gateways, key=lambda n: n in records and not (records[n] or {}).get("port")):
+            known = self.gateways.get(name) or self.retired.back(name)
+            if known is not None:
+                known.reconfigure(shared, fresh.gateways[name])
+            self.gateways[name] = known or Gateway(shared, fresh.gateways[name], records[name])
+        self.gateways = {name: self.gateways[name] for name in fresh.gateways}
+        if not first:
+            self.retired.end()
 
     async def open_door(self) -> None:
         """Write the pidfile and listen on the control socket."""
@@ -192,6 +206,7 @@ class Daemon:
                 self.files.write_want(name, kept)
             gateway.want = kept
             gateway.fire(Event.UP if kept is Want.UP else Event.DOWN, "the daemon started")
+        self.retired.end()
 
     async def end_all(self) -> None:
         """End every Gateway; the persisted wants stay what they are."""
@@ -201,8 +216,8 @@ class Daemon:
                 continue
             gateway.fire(Event.DOWN, "the daemon was asked to end")
         forever = float("inf")
-        for gateway in self.gateways.values():
-            await gateway.settled(lambda g=gateway: g.state is State.STOPPED, forever)  # type: ignore[misc]
+        for gateway in [*self.gateways.values(), *self.retired]:
+            await gateway.settled(lambda g=gateway: g.state is State.STOPPED, forever)
 
     async def close(self) -> None:
         """Let everything go: Gateways stay as they are, files are written, the lock is free."""
@@ -210,7 +225,7 @@ class Daemon:
             self._control.close()
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(paths.socket(self.root))
-        for gateway in self.gateways.values():
+        for gateway in [*self.gateways.values(), *self.retired]:
             gateway.detach()
         if not self.leaving and self._control is not None:
             with contextlib.suppress(FileNotFoundError):
@@ -235,7 +250,7 @@ class Daemon:
     async def _reexec(self) -> None:
         if self._control is not None:
             self._control.close()
-        for gateway in self.gateways.values():
+        for gateway in [*self.gateways.values(), *self.retired]:
             gateway.detach()
         self.worker.close()
         os.environ[LOCK_FD] = str(self.lock.hand_on())
@@ -259,6 +274,7 @@ class Daemon:
                 due = 0.0
                 for gateway in self.gateways.values():
                     gateway.guards.tick()
+                self.worker.post(self.attachments.look, time.monotonic(), attachments.AT_ONCE)
                 ready = [g for g in self.gateways.values() if g.state is State.READY]
                 if ready:
                     self.deliveries.tick(ready[0].task)
@@ -305,7 +321,7 @@ class Daemon:
     # -- what Gateways need ----------------------------------------------------------------------------------------
 
     def _taken_ports(self, but: str) -> set[int]:
-        return {g.port for g in self.gateways.values() if g.name != but}
+        return {g.port for g in [*self.gateways.values(), *self.retired] if g.name != but}
 
     def publish(self, gateway: Gateway) -> None:
         """Write the record of a changed Gateway, some time soon and in order."""
@@ -361,9 +377,16 @@ class Daemon:
 
     async def describe(self) -> dict[str, Any]:
         """status data, by the frozen contract."""
-        drift = await self.worker.run(self._drift)
+        drift, spooled, attached = await self.worker.run(self._look_around)
         return {
             "daemon": self.about_me(),
             "root": self.root,
             "gateways": [report.status(g, drift.get(g.name, [])) for g in self.gateways.values()],
+            "attachments": attached,
+            "spools": spooled,
         }
+
+    def _look_around(self) -> tuple[dict[str, list[str]], list[dict[str, Any]], list[dict[str, Any]]]:
+        """In the worker: drift, spools, attachments."""
+        spooled = [spool.as_json(time.time()) for spool in spools.look(self.root)]
+        return self._drift(), spooled, self.attachments.look(time.monotonic())

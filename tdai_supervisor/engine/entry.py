@@ -7,7 +7,6 @@ no core files; umask 077.
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import os
 import signal
@@ -19,6 +18,7 @@ from tdai_supervisor.decide import paths, settings
 from tdai_supervisor.decide.checks import SettingsError
 from tdai_supervisor.decide.model import Want
 from tdai_supervisor.engine.daemon import OWN_LOG_BYTES, Daemon, kept_environment
+from tdai_supervisor.engine.runfiles import recorded, recorded_settings
 from tdai_supervisor.engine.verbs import Verbs
 from tdai_supervisor.host import disk, process
 
@@ -69,20 +69,6 @@ def main(root: str, keeper: str) -> tuple[int, str | None]:
     return asyncio.run(run())
 
 
-def recorded_settings(root: str) -> str:
-    """supervisor.toml with nothing but the Gateways and data directories that the endpoint records name."""
-    tables = []
-    for file in sorted(os.listdir(paths.run(root))):
-        name, ending = os.path.splitext(file)
-        try:
-            record = disk.read_object(paths.record(root, name)) if ending == ".json" else None
-        except (OSError, ValueError):
-            continue
-        if record and record.get("name") == name and isinstance(record.get("data_dir"), str):
-            tables.append(f"[gateway.{name}]\ndata_dir = {json.dumps(record['data_dir'])}\n")
-    return "".join(tables)
-
-
 def stop_once(
     root: str, name: str | None, env: Mapping[str, str], lock_wait: float, *, keep_want: bool = False
 ) -> dict[str, Any] | int:
@@ -103,10 +89,10 @@ def stop_once(
                 daemon.load()
             except SettingsError:
                 # Whoever cannot start with these settings must still be able to end what runs by the ones before.
-                recorded = recorded_settings(root)
-                if not recorded:
+                left = recorded(root)
+                if not left:
                     raise
-                daemon.take(settings.load(root, recorded, {}))
+                daemon.take(settings.load(root, recorded_settings(left), {}))
             for gateway in daemon.gateways.values():
                 gateway.want = daemon.files.read_want(gateway.name) or Want.DOWN
             reply = await Verbs(daemon).handle({"verb": "stop", "name": name, "keep_want": keep_want})

@@ -12,10 +12,13 @@ import json
 import logging
 import os
 import secrets
+from collections.abc import Container
 from typing import Any
 
-from tdai_supervisor.decide import paths
+from tdai_supervisor.decide import paths, settings
+from tdai_supervisor.decide.checks import SettingsError
 from tdai_supervisor.decide.model import Want
+from tdai_supervisor.decide.settings import GatewaySettings
 from tdai_supervisor.host import disk
 
 log = logging.getLogger("tdai_supervisor")
@@ -82,6 +85,17 @@ class RunFiles:
         """The endpoint record the last daemon left, or None."""
         return self._readable(paths.record(self.root, name))
 
+    def left_behind(self, known: Container[str]) -> list[GatewaySettings]:
+        """The Gateways of ours that may still run although nobody configures them any more, by their records."""
+        found = []
+        for name, record in recorded(self.root).items():
+            if name in known or record.get("state") == "STOPPED" or record.get("origin") == "external":
+                continue
+            with contextlib.suppress(SettingsError):
+                text = recorded_settings({name: record})
+                found.append(settings.load(self.root, text, {}).gateways[name])
+        return found
+
     def write_record(self, name: str, record: dict[str, Any]) -> None:
         """Replace the endpoint record, and the pidfile with it."""
         self._write(paths.record(self.root, name), json.dumps(record, ensure_ascii=False) + "\n")
@@ -121,3 +135,22 @@ class RunFiles:
             self._troubles.pop(path, None)
         except OSError as error:
             self.note_failure(path, f"cannot write {path}: {error.strerror or error}")
+
+
+def recorded(root: str) -> dict[str, dict[str, Any]]:
+    """Every endpoint record of a root that can be read, by name."""
+    found = {}
+    for file in sorted(os.listdir(paths.run(root))):
+        name, ending = os.path.splitext(file)
+        try:
+            record = disk.read_object(paths.record(root, name)) if ending == ".json" else None
+        except (OSError, ValueError):
+            continue
+        if record and record.get("name") == name and isinstance(record.get("data_dir"), str):
+            found[name] = record
+    return found
+
+
+def recorded_settings(records: dict[str, dict[str, Any]]) -> str:
+    """supervisor.toml with nothing but the Gateways and data directories that these records name."""
+    return "".join(f"[gateway.{n}]\ndata_dir = {json.dumps(r['data_dir'])}\n" for n, r in records.items())

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import signal
 import time
 from typing import TYPE_CHECKING
@@ -50,7 +51,9 @@ class Snapshots:
     def existing(self, name: str) -> list[str]:
         """The snapshots of one Gateway, oldest first."""
         try:
-            found = [n for n in os.listdir(self.folder) if n.startswith(f"{name}-2") and n.endswith(".tar.gz")]
+            # Whole: the snapshots of "work-2" are not those of "work".
+            mine = re.compile(re.escape(name) + r"-\d{8}T\d{6}Z\.tar\.gz")
+            found = [n for n in os.listdir(self.folder) if mine.fullmatch(n)]
         except OSError:
             return []
         return sorted(found)

@@ -7,9 +7,11 @@ timeout, and the work goes on whether or not somebody still waits; every verb ma
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import TYPE_CHECKING, Any
 
 from tdai_supervisor import __version__
+from tdai_supervisor.decide.attachments import by_profile
 from tdai_supervisor.decide.checks import SettingsError
 from tdai_supervisor.decide.model import Event, Origin, State, Want
 from tdai_supervisor.engine import metrics, spools
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
     from tdai_supervisor.engine.gateway import Gateway
 
 STOP_MARGIN = 10.0  # s over kill_delay before `stop` says that it is not done
+SETTING = ("start", "restart", "forget")  # verbs that read the settings first: a name may be new, or gone
 TAIL_LINES = 10  # of the Gateway's log in a failed start
 START_MARGIN = 5.0  # s over startup_timeout
 
@@ -41,6 +44,7 @@ class Verbs:
             "subscribe": self._subscribe,
             "metrics": self._metrics,
             "snapshot": self._snapshot,
+            "forget": self._forget,
         }
 
     async def handle(self, request: dict[str, Any]) -> dict[str, Any]:
@@ -51,7 +55,12 @@ class Verbs:
                 "unknown-verb", f"cannot do {request['verb']!r}: the daemon {__version__} does not know it", None, 2
             )
         name = request.get("name")
-        if name is not None and name not in self._daemon.gateways:
+        if request["verb"] in SETTING:
+            try:
+                self._daemon.load()
+            except SettingsError as error:
+                return refusal("settings", str(error), None, 6)
+        if name is not None and name not in self._daemon.gateways and handler != self._forget:
             known = ", ".join(self._daemon.gateways)
             return refusal("unknown-name", f"cannot find a Gateway named {name!r}: configured are {known}", None, 6)
         return await handler(request)
@@ -95,10 +104,6 @@ class Verbs:
         return troubles
 
     async def _start(self, request: dict[str, Any]) -> dict[str, Any]:
-        try:
-            self._daemon.load()
-        except SettingsError as error:
-            return refusal("settings", str(error), None, 6)
         gateways = self._chosen(request)
         warnings = await self._want(gateways, Want.UP)
         for gateway in gateways:
@@ -116,10 +121,6 @@ class Verbs:
         return await self._outcome(gateways, [e for e in outcomes if e], warnings)
 
     async def _restart(self, request: dict[str, Any]) -> dict[str, Any]:
-        try:
-            self._daemon.load()
-        except SettingsError as error:
-            return refusal("settings", str(error), None, 6)
         chosen = self._chosen(request)
         gateways = chosen if request.get("name") else [g for g in chosen if g.want is Want.UP] or chosen
         warnings = await self._want(gateways, Want.UP)
@@ -129,6 +130,9 @@ class Verbs:
 
     async def _stop(self, request: dict[str, Any]) -> dict[str, Any]:
         gateways = self._chosen(request)
+        attached = await self._daemon.worker.run(self._daemon.attachments.look, time.monotonic())
+        names = {g.name for g in gateways if g.state is not State.STOPPED}
+        cut = by_profile(a for a in attached if a["gateway"] in names)
         if request.get("keep_want"):
             warnings = []
             for gateway in gateways:
@@ -137,12 +141,25 @@ class Verbs:
             warnings = await self._want(gateways, Want.DOWN)
         for gateway in gateways:
             gateway.fire(Event.DOWN, "asked to stop")
+        if not request.get("name"):
+            self._daemon.retired.end()
+            gateways = [*gateways, *self._daemon.retired]
         outcomes = await asyncio.gather(*(self._wait_stopped(g) for g in gateways))
         result = await self._outcome(gateways, [e for e in outcomes if e], warnings)
+        result["data"]["cut_off"] = {"sessions": sum(cut.values()), "profiles": cut}
         if request.get("leave") and result["ok"]:
             # After the reply has been written: whoever asked waits for it, then for us to go.
             asyncio.get_running_loop().call_later(0.01, lambda: self._daemon.finish(leave=False))
         return result
+
+    async def _forget(self, request: dict[str, Any]) -> dict[str, Any]:
+        """A name that is gone from the settings: back when its Gateway is ended."""
+        name = request.get("name")
+        if name in self._daemon.gateways:
+            return refusal("configured", f"cannot forget {name}: supervisor.toml still names it", None, 1)
+        gateway = self._daemon.retired.get(str(name))
+        error = await self._wait_stopped(gateway) if gateway is not None else None
+        return reply({"name": name}, [error] if error else [], 1 if error else 0)
 
     async def _leave(self, _: dict[str, Any]) -> dict[str, Any]:
         asyncio.get_running_loop().call_later(0.01, lambda: self._daemon.finish(leave=True))

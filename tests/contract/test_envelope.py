@@ -17,9 +17,17 @@ from tests.support.reference import actions_of
 ENVELOPE = {"schema", "command", "ok", "exit_code", "data", "errors"}
 ERROR = {"code", "message", "hint"}
 VERBS = sorted(actions_of(parser())[0])
-COMPLETE = {"config": ["config", "path"], "hermes": ["hermes", "list"], "completion": ["completion", "bash"]}
+COMPLETE = {
+    "config": ["config", "path"],
+    "hermes": ["hermes", "list"],
+    "completion": ["completion", "bash"],
+    "gateway": ["gateway", "list"],
+    "spool": ["spool", "list"],
+}
 ACTING = {"start", "stop", "restart", "daemon"}
-TESTED_ELSEWHERE = {"backup", "diagnose", "enable-hermes-memory", "hermes", "import", "migrate", "restore", "service"}
+TESTED_ELSEWHERE = {
+    *("backup", "diagnose", "enable-hermes-memory", "hermes", "import", "migrate", "profile", "restore", "service"),
+}
 
 
 def envelope_of(done: Done, verb: str) -> dict[str, Any]:

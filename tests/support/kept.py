@@ -56,6 +56,16 @@ class Kept:
             self.wait(state="READY")
         return self.process.pid
 
+    def start_code(self, code: str) -> None:
+        """Run a daemon by a line of Python that gets the root as its argument: for one with other constants."""
+        with open(self.root / "daemon.out", "ab") as out:
+            argv = [sys.executable, "-I", "-c", code, str(self.root)]
+            self.process = subprocess.Popen(
+                argv, env=clean_environment(self.home), stdin=subprocess.DEVNULL, stdout=out, stderr=out
+            )
+        wait_for(self.answers, 10, "the daemon answers")
+        self.wait(state="READY")
+
     def crash(self, point: str, when: str) -> None:
         """Run a daemon that dies before or after its first call of a function, and wait until it is dead."""
         argv = [sys.executable, "-m", "tests.support.crashing", str(self.root), point, when]

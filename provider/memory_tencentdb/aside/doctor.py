@@ -1,12 +1,11 @@
 """What is wrong with a profile's memory, why it matters, and the command that mends it. Looks only.
 
-Invariants: every finding that is not good carries one thing to do; nothing here changes anything but revive() and
-replay(), which only append to the spool.
+Invariants: every finding that is not good carries one thing to do; nothing here changes anything but replay(), which
+only appends to the spool.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import stat
 from collections.abc import Iterator
@@ -17,7 +16,9 @@ from ..settings import NAME, Settings
 from ..spool import Record, Spool
 from . import report
 from .ledger import Ledger
+from .letters import again, dead_letters, revive
 
+__all__ = ["Finding", "dead_letters", "examine", "replay", "revive"]
 LOW_SPACE = 100 * 1000 * 1000
 _FIXES = {
     "config": "mend what is named here",
@@ -79,9 +80,9 @@ def _spool(seen: report.Look) -> Iterator[Finding]:
         yield Finding("bad", f"{free // 1000000} MB are free where turns are kept", f"free space at {path}")
     if seen.pending:
         yield Finding("note", f"{seen.pending} turns wait on disk", f"hermes {NAME} flush")
-    if counts.dead:
+    if counts.letters:
         reasons = "; ".join(dict.fromkeys(str(letter["reason"]) for letter in list(dead_letters(path))[-3:]))
-        yield Finding("bad", f"{counts.dead} dead letters ({reasons})", f"hermes {NAME} flush --dead")
+        yield Finding("bad", f"{counts.letters} dead letters ({reasons})", f"hermes {NAME} flush --dead")
     if counts.dropped:
         yield Finding("bad", f"{counts.dropped} turns were dropped because the spool was full", "keep the Gateway up")
     if counts.possible_duplicates:
@@ -110,32 +111,6 @@ def _neighbours(settings: Settings) -> Iterator[Finding]:
         )
 
 
-def dead_letters(path: str) -> Iterator[dict[str, object]]:
-    """The dead letters of the spool at ``path``, oldest first."""
-    for name in ("dead.1.jsonl", "dead.jsonl"):
-        try:
-            with open(os.path.join(path, name), "rb") as file:
-                data = file.read()
-        except FileNotFoundError:
-            continue
-        for _, payload in spool.unframe(data):
-            if payload is not None:
-                yield json.loads(payload)
-
-
-def revive(target: Spool) -> int:
-    """Append the dead letters to the spool again and put their file aside. Returns how many. Raises OSError."""
-    letters = list(dead_letters(target.path))
-    for letter in letters:
-        raw = letter["record"]
-        assert isinstance(raw, dict)
-        target.append(again(spool.decode_record(json.dumps(raw).encode())))
-    for name in ("dead.1.jsonl", "dead.jsonl"):
-        if os.path.exists(os.path.join(target.path, name)):
-            os.replace(os.path.join(target.path, name), os.path.join(target.path, f"{name}.revived"))
-    return len(letters)
-
-
 def replay(target: Spool) -> int:
     """Append what was delivered in the last days to the spool again. Returns how many. Raises OSError.
 
@@ -159,9 +134,3 @@ def replay(target: Spool) -> int:
     for record in turns:
         target.append(again(record))
     return len(turns)
-
-
-def again(record: Record) -> Record:
-    """A copy of a record that is delivered although it was settled before, under the same idempotency key."""
-    raw = record.as_json()
-    return Record(**{**raw, "replay": record.replay + 1})

@@ -327,6 +327,7 @@ class Drainer:
         if entry.memory is not None:
             self._spool.forget(entry.memory)
         self.counts.dead += 1
+        self.counts.letters += 1
         self.counts.last_error = reason
 
     def _save(self, *, always: bool = False) -> None:
@@ -337,7 +338,9 @@ class Drainer:
         self._saved = now
         self.counts.torn += self.ledger.torn
         self.counts.dropped += self.ledger.dropped
-        self.ledger.torn = self.ledger.dropped = 0
+        self.counts.unmarked += self.ledger.unmarked
+        self.ledger.torn = self.ledger.dropped = self.ledger.unmarked = 0
+        self.counts.waiting, self.counts.oldest = self.ledger.turns, self.ledger.oldest() or 0.0
         refused, forgotten = self._spool.not_durable, self._spool.forgotten
         self.counts.not_durable += refused - self._refused[0]
         self.counts.forgotten += forgotten - self._refused[1]

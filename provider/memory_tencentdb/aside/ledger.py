@@ -29,7 +29,9 @@ DEAD_BYTES = 16 * 1024 * 1024
 class Counts:
     """What a spool has seen, kept in stats.json. Times are wall seconds; ``holding`` says why nothing is sent now.
 
-    ``not_durable``: turns that the disk refused at first; ``forgotten``: those of them that memory could not hold.
+    ``not_durable``: turns that the disk refused at first; ``forgotten``: those of them that memory could not hold;
+    ``letters``: dead letters that are kept now; ``removed``: records that the user dropped; ``unmarked``: outcomes that
+    the disk refused to note; ``waiting`` and ``oldest``: what the last drainer saw pending when it saved.
     """
 
     delivered: int = 0
@@ -40,6 +42,11 @@ class Counts:
     torn: int = 0
     not_durable: int = 0
     forgotten: int = 0
+    letters: int = 0
+    removed: int = 0
+    unmarked: int = 0
+    waiting: int = 0
+    oldest: float = 0.0
     last_success: float = 0.0
     last_error: str = ""
     holding_kind: str = ""
@@ -63,6 +70,8 @@ def read_counts(path: str) -> Counts:
         value = kept.get(name)
         if isinstance(value, str) == isinstance(zero, str) and isinstance(value, (str, int, float)):
             setattr(counts, name, value)
+    if "letters" not in kept:  # written before letters were counted: then none had been taken up again
+        counts.letters = counts.dead
     return counts
 
 

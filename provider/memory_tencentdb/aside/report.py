@@ -90,8 +90,9 @@ def summary(seen: Look) -> dict[str, str]:
         "profile file": profile_path(seen.settings.home),
     }
     lost = {
-        "dead letters": counts.dead,
+        "dead letters": counts.letters,
         "dropped (spool full)": counts.dropped,
+        "removed by hand": counts.removed,
         "possible duplicates": counts.possible_duplicates,
         "torn writes": counts.torn,
         "refused by the disk": counts.not_durable,
