@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
+from tests.support import machine as machines
 from tests.support.command import Done
+from tests.support.machine import UID, USER, Machine
 from tests.support.processes import wait_for
-from tests.systemd import machine as machines
-from tests.systemd.machine import UID, USER, Machine
 
 pytestmark = pytest.mark.timeout(90)
 ROOT = f"/home/{USER}/ro ot, 100% 'é' \"$HOME\" \\n"

@@ -90,7 +90,7 @@ class Machine:
         self.init: int | None = None
         self.boots = 0
         words = ["timeout", "-k", "5", "300", "unshare", "--mount", "--propagation", "private"]
-        words += ["sh", str(HERE / "prepare.sh"), str(self.space), USER, str(UID), *map(str, shown)]
+        words += ["sh", str(HERE / "machine_prepare.sh"), str(self.space), USER, str(UID), *map(str, shown)]
         self.outer = subprocess.Popen(words, stdin=-3, stdout=subprocess.PIPE, stderr=self.log, start_new_session=True)
         assert self.outer.stdout is not None
         assert self.outer.stdout.readline() == b"prepared\n", self.said()
@@ -108,7 +108,7 @@ class Machine:
         enter = f'echo 0 >"{self.cgroup}/cgroup.procs" && exec "$@"'
         words = ["sh", "-c", enter, "sh", "nsenter", f"--target={holder}", "--mount"]
         words += ["timeout", "-k", "5", LONGEST, "unshare", *NAMESPACES, "--propagation", "private", "--fork"]
-        words += ["--kill-child", "sh", str(HERE / "boot.sh"), str(self.space / "root")]
+        words += ["--kill-child", "sh", str(HERE / "machine_boot.sh"), str(self.space / "root")]
         self.booted = subprocess.Popen(words, stdin=-3, stdout=self.log, stderr=self.log, start_new_session=True)
         self.boots += 1
         self.init = wait_for(self._find_init, timeout, "process 1")
