@@ -493,6 +493,7 @@ next_step() {
     if [ -n "$START" ]; then
         say "Next, to connect Hermes: $shown hermes enable"
         say "To see what runs:        $shown status"
+        [ ! -d /run/systemd/system ] || say "To start with the machine: $shown service install"
     elif [ -z "$SERVICE" ]; then
         say "Next, to run the daemon yourself: $shown daemon"
     else
@@ -508,7 +509,7 @@ uninstall() {
         return 0
     fi
     if [ -d "$VENVS" ] && [ -z "$DRY" ]; then lock_root; fi
-    if [ -d "$ROOT/run" ]; then step "stop everything that runs in $ROOT" stop_all; fi
+    if [ -d "$ROOT/run" ] || [ -d "$VENVS" ]; then step "stop everything that runs in $ROOT" stop_all; fi
     if [ -L "$LINK" ] && [ "$(readlink "$LINK")" = "$CTL" ]; then step "remove $LINK" rm -f "$LINK"; fi
     for plugin in "$HOME"/.hermes/plugins/memory_tencentdb "$HOME"/.hermes/profiles/*/plugins/memory_tencentdb; do
         case $(readlink "$plugin" 2>/dev/null) in
@@ -526,8 +527,11 @@ uninstall() {
 stop_all() {
     for venv in "$CURRENT" "$VENVS"/*.??????; do
         if [ -x "$venv/bin/python" ] && "$venv/bin/python" -I -B -c 'import tdai_supervisor.cli.main' 2>/dev/null; then
-            said=$("$venv/bin/python" -I -m tdai_supervisor --root "$ROOT" stop 2>&1 9>&-) ||
-                fail "$(printf '%s\n' "$said" | tail -n 1)" "ending what it names, then again"
+            for verb in stop 'service uninstall'; do
+                # shellcheck disable=SC2086  # two words
+                said=$("$venv/bin/python" -I -m tdai_supervisor --root "$ROOT" $verb 2>&1 9>&-) ||
+                    fail "$(printf '%s\n' "$said" | tail -n 1)" "doing what it names, then again"
+            done
             return 0
         fi
     done

@@ -210,7 +210,7 @@ def _service_verbs(verbs: Any, common: argparse.ArgumentParser) -> None:
     top = verbs.add_parser("service", help="have systemd keep the daemon", parents=[common])
     actions = top.add_subparsers(dest="action", metavar="ACTION", required=True, parser_class=_Parser)
     helps = {
-        "install": "install the unit; a daemon that runs is moved to it, its Gateways notice nothing",
+        "install": "install the unit; a daemon that runs is moved to it",
         "uninstall": "remove the unit; a daemon that runs goes on under supervisord",
         "status": "show who keeps the daemon, and what is missing",
     }

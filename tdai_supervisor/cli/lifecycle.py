@@ -211,10 +211,11 @@ def stop(root: str, name: str | None) -> Result:
         return _nothing_to_stop(root, name)
     try:
         _daemon(root)
+        about = client.daemon_process(root)
         result = _ask("stop", root, "stop", name=name, leave=name is None)
         if name is not None or result.exit_code:
             return result
-        return _end_keeper(root, result)
+        return _end_keeper(root, about, result)
     except PermissionError as error:
         return _not_permitted("stop", root, error)
     except RuntimeError:
@@ -232,21 +233,25 @@ def _nothing_to_stop(root: str, name: str | None) -> Result:
     return Result("stop", seen.data)
 
 
-def _end_keeper(root: str, result: Result) -> Result:
+def _end_keeper(root: str, about: dict[str, Any] | None, result: Result) -> Result:
     """After the daemon has been told to go: the keeper goes too, then both are gone."""
     from tdai_supervisor.host import keepers, locks
 
-    about = client.daemon_process(root)
     with locks.keeper_lock(root):
         # The daemon leaves by itself (exit 0); a keeper told earlier would TERM it once more.
         deadline = time.monotonic() + STUCK
-        while about is not None and client.daemon_process(root) is not None and time.monotonic() < deadline:
+        while about is not None and _lives(about) and time.monotonic() < deadline:
             time.sleep(0.005)
         stuck = [keeper.name for keeper in keepers.every(root) if not keeper.end()]
         if stuck:
             return failure("stop", "keeper", f"cannot end the keeper: {', '.join(stuck)} does not go")
     data = {**result.data, "daemon": {**result.data["daemon"], "running": False, "pid": None, "keeper": "none"}}
     return result.but(data=data)
+
+
+def _lives(about: dict[str, Any]) -> bool:
+    """Whether the daemon that this pidfile named still runs; it takes the file away before it exits."""
+    return client.process_state(about["pid"], about["start_ticks"]) not in (None, "Z", "X")
 
 
 def _end_stuck_daemon(root: str) -> None:

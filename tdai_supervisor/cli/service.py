@@ -19,6 +19,8 @@ from tdai_supervisor.cli.envelope import Result, failure
 from tdai_supervisor.decide import paths, settings, units
 
 if TYPE_CHECKING:
+    import pwd
+
     from tdai_supervisor.host.systemd import Unit
 
 ASK = 2.0  # s for the daemon to say what is wanted
@@ -106,8 +108,6 @@ def _choose(root: str, a: Namespace) -> Unit | Result:
 
 def unit_text(unit: Unit) -> str:
     """What is installed: the template with every path absolute. Raises SettingsError, OSError without a template."""
-    import pwd
-
     words = {
         "ROOT": unit.root,
         "PYTHON": os.path.abspath(sys.executable),
@@ -116,12 +116,22 @@ def unit_text(unit: Unit) -> str:
     }
     writable = [unit.root]
     if unit.user is not None:
-        home = pwd.getpwnam(unit.user).pw_dir
+        home = _account(unit.user).pw_dir
         text = client.read_text_whole(paths.settings(unit.root)) or ""
         gateways = settings.load(unit.root, text, {"HOME": home}, os.path.exists).gateways.values()
         # systemd refuses to start a unit with a directory that is missing, unless it is told so.
         writable += [home, *(d for g in gateways for d in (g.data_dir, g.log_dir) if os.path.isdir(d))]
     return units.render(template(unit), words, writable)
+
+
+def _account(name: str) -> pwd.struct_passwd:
+    """Who that is. Raises OSError where nobody knows him."""
+    import pwd
+
+    try:
+        return pwd.getpwnam(name)
+    except KeyError:
+        raise OSError(f"there is no user {name} to run the daemon as") from None
 
 
 def template(unit: Unit) -> str:
@@ -136,13 +146,11 @@ def template(unit: Unit) -> str:
 
 
 def _write(unit: Unit, text: str) -> None:
-    import pwd
-
     from tdai_supervisor.host import disk
 
     if unit.user is not None and not os.path.isdir(unit.root):
         # The unit's own process could not make it: all but what exists is read-only to it.
-        owner = pwd.getpwnam(unit.user)
+        owner = _account(unit.user)
         disk.private_dir(unit.root)
         os.chown(unit.root, owner.pw_uid, owner.pw_gid)
     os.makedirs(os.path.dirname(unit.file), mode=0o755, exist_ok=True)
@@ -162,9 +170,7 @@ def _hand_over(root: str, unit: Unit | None) -> None:
     if name == systemd.user_name():
         lifecycle.hand_over(root)
         return
-    import pwd
-
-    owner = pwd.getpwnam(name)
+    owner = _account(name)
     if unit is not None and about.get("keeper") not in ("none", unit.name):
         unit.bring_up({}, 0)
     done = subprocess.run(

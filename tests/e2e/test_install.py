@@ -116,6 +116,10 @@ def test_from_nothing_to_ready_and_away(installer: Installer) -> None:
     assert loose(installer.home, 0o022) == []
 
     started = time.monotonic()
+    # What the installed program writes into a unit is in it; it says what to do where no systemd answers.
+    units = {path.name for path in installer.root.glob("venv/lib/python3*/site-packages/tdai_supervisor/units/*")}
+    assert units == {"memory-tencentdb.service", "memory-tencentdb@.service", "memory-tencentdb.conf"}
+
     again = installer("--start")
     assert again.code == 0, again
     assert time.monotonic() - started <= 10
@@ -353,6 +357,7 @@ def test_shellcheck(checkout: Path) -> None:
     if shutil.which("shellcheck") is None:
         pytest.skip("no shellcheck")
     scripts = [str(checkout / name) for name in ("install.sh", "tests/run", ".ci/run")]
+    scripts += map(str, (checkout / "tests" / "support").glob("*.sh"))
     done = run(["shellcheck", *scripts], clean_environment("/"))
     assert done.code == 0, done.out
 

@@ -349,3 +349,41 @@ def test_status_answers_within_two_seconds(ctl: Ctl, broken: str) -> None:
     if broken == "gateway stopped":
         os.kill(pid, signal.SIGCONT)
     assert ctl("stop").code == 0
+
+
+def test_a_sites_own_supervisord_keeps_the_daemon(ctl: Ctl, checkout: Path, tmp_path: Path) -> None:
+    """It includes our program file: it is the keeper, before and after a crash, and no second one is started."""
+    root = Path(ctl.home, ".memory-tencentdb")
+    ctl.root = ctl.env["MEMORY_TENCENTDB_ROOT"] = str(root)
+    scripted(ctl)
+    (root / "venv").symlink_to(sys.prefix)
+    port = ctl.env["MEMORY_TENCENTDB_GATEWAY_PORT"]
+    config = tmp_path / "site.conf"
+    config.write_text(
+        f"[supervisord]\nnodaemon=true\nlogfile=site.log\npidfile=site.pid\nchildlogdir={tmp_path}\nuser=root\n"
+        "[unix_http_server]\nfile=site.sock\n"
+        "[rpcinterface:supervisor]\nsupervisor.rpcinterface_factory=supervisor.rpcinterface:make_main_rpcinterface\n"
+        f"[include]\nfiles = {checkout}/systemd/memory-tencentdb.conf\n"
+    )
+    if os.geteuid() != 0:
+        config.write_text(config.read_text().replace("user=root\n", ""))
+    argv = [sys.executable, "-I", "-m", "supervisor.supervisord", "-c", str(config)]
+    env = {k: v for k, v in ctl.env.items() if k != "MEMORY_TENCENTDB_ROOT"} | {"TDAI_GATEWAY_PORT": port}
+    with subprocess.Popen(argv, cwd=tmp_path, env=env, stdin=-3, stdout=-3, stderr=-3) as site:
+        try:
+            wait_for(lambda: ctl("status").code == 0, 15, "READY")
+            status = ctl.status()
+            daemon, gateway = status["daemon"]["pid"], status["gateways"][0]["pid"]
+            assert status["daemon"]["keeper"] == "supervisord"
+            os.kill(daemon, signal.SIGKILL)
+            # At once, while the site's supervisord has not yet started another: it is waited for.
+            assert ctl.start()["pid"] == gateway
+            assert ctl.status()["daemon"]["pid"] != daemon
+            found = [p for p in processes.of_root(root) if "supervisor.supervisord" in p.command]
+            assert [p.pid for p in found] in ([], [site.pid])
+            assert ctl("stop", "--json").data["daemon"]["running"] is False
+            assert site.poll() is None, "a site's supervisord is not ours to end"
+        finally:
+            site.terminate()
+            site.wait(10)
+            processes.end_all(root)

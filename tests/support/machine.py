@@ -7,6 +7,7 @@ read-only, kernel settings are read-only, its cgroup is its own; it ends with wh
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import shutil
 import signal
@@ -23,6 +24,7 @@ HERE = Path(__file__).resolve().parent
 SYSTEMD = "/lib/systemd/systemd"
 USER, UID = "memuser", 47110
 LONGEST = "150"  # s
+_numbers = itertools.count()
 NAMESPACES = ("--mount", "--pid", "--cgroup", "--uts", "--ipc", "--net")
 
 
@@ -33,6 +35,8 @@ def why_not() -> str | None:
     for name in (SYSTEMD, "unshare", "nsenter", "setpriv", "dbus-daemon", "pivot_root"):
         if shutil.which(name, path=f"{PATH}:/usr/sbin:/sbin") is None:
             return f"no {name}"
+    if not [*Path("/usr/lib").glob("*/security/pam_systemd.so"), *Path("/usr/lib/security").glob("pam_systemd.so")]:
+        return "no pam_systemd, without which no user's systemd starts"
     if cgroup2() is None:
         return "no cgroup2 that can be written to"
     words = ["unshare", *NAMESPACES, "--propagation", "private", "--fork", "mount", "-t", "tmpfs", "none", "/mnt"]
@@ -82,19 +86,25 @@ class Machine:
 
     def __init__(self, directory: Path, shown: list[Path]) -> None:
         self.directory, self.space, self.shown = directory, directory / "space", shown
+        directory.mkdir(exist_ok=True)
         mounted = cgroup2()
         assert mounted is not None
-        self.cgroup = Path(mounted, f"memory-test-{os.getpid()}")
+        self.cgroup = Path(mounted, f"memory-test-{os.getpid()}-{next(_numbers)}")
         self.cgroup.mkdir()
         self.log = open(directory / "console", "ab")  # noqa: SIM115  (lives as long as the machine)
         self.init: int | None = None
         self.boots = 0
         words = ["timeout", "-k", "5", "300", "unshare", "--mount", "--propagation", "private"]
-        words += ["sh", str(HERE / "prepare.sh"), str(self.space), USER, str(UID), *map(str, shown)]
+        words += ["sh", str(HERE / "machine_prepare.sh"), str(self.space), USER, str(UID), *map(str, shown)]
         self.outer = subprocess.Popen(words, stdin=-3, stdout=subprocess.PIPE, stderr=self.log, start_new_session=True)
         assert self.outer.stdout is not None
         assert self.outer.stdout.readline() == b"prepared\n", self.said()
         self.booted: subprocess.Popen[bytes] | None = None
+
+    def log_in_never(self) -> None:
+        """Have its user's systemd run without a login."""
+        assert self("loginctl", "enable-linger", USER).code == 0
+        wait_for(lambda: self("systemctl", "is-active", f"user@{UID}").code == 0, 20, "the user's systemd")
 
     def said(self) -> str:
         """What was written to its console."""
@@ -108,10 +118,11 @@ class Machine:
         enter = f'echo 0 >"{self.cgroup}/cgroup.procs" && exec "$@"'
         words = ["sh", "-c", enter, "sh", "nsenter", f"--target={holder}", "--mount"]
         words += ["timeout", "-k", "5", LONGEST, "unshare", *NAMESPACES, "--propagation", "private", "--fork"]
-        words += ["--kill-child", "sh", str(HERE / "boot.sh"), str(self.space / "root")]
+        words += ["--kill-child", "sh", str(HERE / "machine_boot.sh"), str(self.space / "root")]
         self.booted = subprocess.Popen(words, stdin=-3, stdout=self.log, stderr=self.log, start_new_session=True)
         self.boots += 1
         self.init = wait_for(self._find_init, timeout, "process 1")
+        assert self("pwd").out == "/\n", "commands must be inside altogether"
         wait_for(lambda: self("systemctl", "is-system-running").out.strip() in ("running", "degraded"), timeout)
         return time.monotonic() - began
 
@@ -133,7 +144,7 @@ class Machine:
         """Run a command in it, as root or as its user, in a clean environment."""
         assert self.init is not None
         argv = ["nsenter", f"--target={self.init}", "--mount", "--pid", "--cgroup", "--uts", "--ipc", "--net"]
-        argv += ["--root", "--wd=/"]
+        argv += ["--root", "--wd"]  # those of process 1: ours would still be outside
         home = f"/home/{USER}" if user else "/root"
         if user:
             argv += ["setpriv", f"--reuid={UID}", f"--regid={UID}", "--clear-groups"]

@@ -1,7 +1,7 @@
 #!/bin/sh
 # Make SPACE/root, the file system of a machine: this one's, seen through an overlay whose writes go to memory.
 #
-#   prepare.sh SPACE USER UID PATH...      PATH... are shown in it, read-only, where they are
+#   machine_prepare.sh SPACE USER UID PATH...      PATH... are shown in it, read-only, where they are
 #
 # Runs in a mount namespace of its own with private propagation: nothing of it is seen outside, all of it goes with it.
 set -eu

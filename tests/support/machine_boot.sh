@@ -1,7 +1,7 @@
 #!/bin/sh
 # Become systemd, process 1 of a machine: in new pid, mount, cgroup, uts, ipc and network namespaces, on ROOT.
 #
-#   boot.sh ROOT
+#   machine_boot.sh ROOT
 set -eu
 root=$1
 mount -t proc -o nosuid,nodev,noexec proc "$root/proc"

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
+from tests.support import machine as machines
 from tests.support.command import Done
+from tests.support.machine import UID, USER, Machine
 from tests.support.processes import wait_for
-from tests.systemd import machine as machines
-from tests.systemd.machine import UID, USER, Machine
 
 pytestmark = pytest.mark.timeout(90)
 ROOT = f"/home/{USER}/ro ot, 100% 'é' \"$HOME\" \\n"
@@ -35,8 +35,7 @@ def machine(tmp_path_factory: pytest.TempPathFactory, checkout: Path) -> Iterato
     made = Machine(tmp_path_factory.mktemp("machine"), machines.python_paths(checkout))
     try:
         made.boot()
-        assert made("loginctl", "enable-linger", USER).code == 0
-        wait_for(lambda: made("systemctl", "is-active", f"user@{UID}").code == 0, 20, "the user's systemd")
+        made.log_in_never()
         yield made
     finally:
         made.close()
@@ -295,8 +294,7 @@ def test_without_lingering(bare: Service) -> None:
         else:
             assert done.code == 0, done
     finally:
-        assert bare.machine("loginctl", "enable-linger", USER).code == 0
-        wait_for(lambda: bare.machine("systemctl", "is-active", f"user@{UID}").code == 0, 20, "it is back")
+        bare.machine.log_in_never()
 
 
 FOREIGN = "hermes.service"
@@ -335,3 +333,42 @@ def test_start_inside_another_service(plain: Service, manager: str) -> None:
     assert stop.systemctl("stop", FOREIGN).code == 0
     assert (plain.gateway()["pid"], plain.status()["daemon"]["pid"]) == (gateway, daemon)
     plain.sh(f"rm -f /home/{USER}/said", user=False)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+def test_from_a_clone_to_a_reboot(tmp_path: Path, checkout: Path, clone: Path, wheelhouse: Path) -> None:
+    """install.sh, `service install`, switched off and on: READY by the installed program; install.sh takes it away."""
+    why = machines.why_not()
+    if why is not None:
+        pytest.skip(why)
+    before = machines.fingerprint()
+    machine = Machine(tmp_path / "machine", [*machines.python_paths(checkout), clone, wheelhouse])
+    installer = ["sh", f"{clone}/install.sh"]
+    env = {"PYTHON": os.path.realpath(sys.executable)}
+    command = f"/home/{USER}/.local/bin/memory-tencentdb-ctl"
+    unit = f"/home/{USER}/.config/systemd/user/memory-tencentdb.service"
+    try:
+        machine.boot()
+        machine.log_in_never()
+        done = machine(*installer, "--start", "--wheelhouse", str(wheelhouse), user=True, env=env, timeout=120)
+        assert done.code == 0, done
+        assert "service install" in done.out
+        gateway = machine(command, "status", "--json", user=True).data["gateways"][0]["pid"]
+        done = machine(command, "service", "install", "--json", user=True)
+        assert done.code == 0, done
+        assert machine(command, "status", "--json", user=True).data["gateways"][0]["pid"] == gateway
+        assert f'ExecStart=:"/home/{USER}/.memory-tencentdb/venv/bin/python" ' in machine("cat", unit).out
+
+        machine.off()
+        machine.boot()
+        wait_for(lambda: machine(command, "status", user=True).code == 0, 20, "READY")
+        assert machine(command, "status", "--json", user=True).data["daemon"]["keeper"] == "systemd-user"
+
+        done = machine(*installer, "--uninstall", user=True, env=env)
+        assert done.code == 0, done
+        assert machine("test", "-e", unit).code == 1
+        assert "tdai_supervisor" not in machine("ps", "-ef").out
+    finally:
+        machine.close()
+    assert machines.fingerprint() == before, "this machine was changed"
