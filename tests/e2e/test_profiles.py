@@ -40,7 +40,7 @@ def found(ctl: Ctl, name: str, words: list[str]) -> list[str]:
 
 
 def test_three_profiles_one_daemon_then_one_apart(ctl: Ctl, hermes: Hermes, llm: FakeLLM, home: Path) -> None:
-    """Cold, at once, by autostart: one daemon, one Gateway, three attachments. Then ann's own: no turn lost or mixed."""
+    """Cold, by autostart: one daemon, one Gateway, three attachments. Then ann's own: no turn lost or mixed."""
     ctl.env.pop("MEMORY_TENCENTDB_GATEWAY_PORT")
     ctl.settings('[gateway.default]\nkind = "embedded"\n')
     command(ctl, home)

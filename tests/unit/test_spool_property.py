@@ -166,6 +166,19 @@ def test_two_drainers_and_kills(keyed: bool, rounds: list[Any]) -> None:
         assert (counts.waiting, counts.letters) == (0, 0)
 
 
+def test_a_possible_duplicate_is_counted_before_it_is_made(tmp_path: Path) -> None:
+    """Killed right after each of two sends that could not be asked after: stored three times, and counted twice."""
+    world = World(tmp_path / "m", keyed=False)
+    world.append("a")
+    world.gateway.unsure = True
+    for _ in range(2):
+        world.gateway.next = "killed after"
+        world.drain(0, 3)
+    world.finish()
+    assert len(world.gateway.stored) == 3
+    assert read_counts(str(world.path)).possible_duplicates == 2
+
+
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(turns=st.integers(1, 6), dead=st.sets(st.integers(0, 5)), chosen=st.sets(st.integers(0, 5)), data=st.data())
 def test_letters_and_records_by_hand(turns: int, dead: set[int], chosen: set[int], data: st.DataObject) -> None:
