@@ -41,6 +41,7 @@ def doctor(root: str) -> Result:
         *_about_root(root),
         *_about_daemon(root, seen),
         *(f for g in seen.data["gateways"] for f in _about_gateway(g)),
+        *(f for s in seen.data.get("spools") or [] for f in _about_spool(s)),
         *_about_config(root),
         *_about_shell(root),
     ]
@@ -106,6 +107,16 @@ def _about_gateway(g: dict[str, Any]) -> Iterator[dict[str, str]]:
     if (guards.get("logs") or {}).get("storm"):
         fact = f"Gateway {name} writes more than 1 MiB of log a second"
         yield _finding(fact, "it is probably in a loop", f"memory-tencentdb-ctl logs {name}")
+
+
+def _about_spool(s: dict[str, Any]) -> Iterator[dict[str, str]]:
+    who = s["profile"] or s["path"]
+    if s["gone"]:
+        fact = f"the spool {s['path']} of profile {who} is gone"
+        yield _finding(fact, "what waited in it is lost", f"memory-tencentdb-ctl spool drop {s['path']}")
+    if s["dead_letters"]:
+        fact = f"{s['dead_letters']} turns of profile {who} could not be delivered"
+        yield _finding(fact, "they are kept and not remembered", f"memory-tencentdb-ctl spool show {who} --dead")
 
 
 def _about_config(root: str) -> Iterator[dict[str, str]]:

@@ -10,10 +10,12 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import time
 from dataclasses import dataclass
 from typing import Any
 
 from tdai_supervisor.decide.attachments import identity, shown
+from tdai_supervisor.engine.loop import Worker
 from tdai_supervisor.host import disk, process
 
 log = logging.getLogger("tdai_supervisor")
@@ -40,6 +42,14 @@ class Attachments:
         self._dead: set[str] = set()  # names whose death is proven
         self._elsewhere: set[str] = set()
         self._left: dict[str, Left] = {}
+        self._ticks = 0
+        self._any = True  # whether the last look found any file of a session
+
+    def tick(self, worker: Worker) -> None:
+        """Called by the loop every 5 s; where there are no sessions it wakes the worker every 30 s only."""
+        self._ticks += 1
+        if self._any or self._ticks % 6 == 0:
+            worker.post(self.look, time.monotonic(), AT_ONCE)
 
     def living(self) -> list[dict[str, Any]]:
         """The living attachments of the last look, as status shows them."""
@@ -73,7 +83,7 @@ class Attachments:
                     found[name] = read
             else:
                 self._dead.add(name)
-        self._read = found
+        self._read, self._any = found, bool(names)
         self._dead &= names
         self._elsewhere &= names
         for name in list(self._dead - self._left.keys())[:most]:

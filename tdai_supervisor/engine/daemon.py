@@ -23,7 +23,7 @@ from tdai_supervisor.decide import paths, settings
 from tdai_supervisor.decide.checks import SettingsError
 from tdai_supervisor.decide.model import Event, State, Want
 from tdai_supervisor.decide.settings import Settings
-from tdai_supervisor.engine import attachments, configured, report, spools
+from tdai_supervisor.engine import configured, report, spools
 from tdai_supervisor.engine.alerts import Alerts
 from tdai_supervisor.engine.attachments import Attachments
 from tdai_supervisor.engine.control import Control, listen
@@ -274,7 +274,7 @@ class Daemon:
                 due = 0.0
                 for gateway in self.gateways.values():
                     gateway.guards.tick()
-                self.worker.post(self.attachments.look, time.monotonic(), attachments.AT_ONCE)
+                self.attachments.tick(self.worker)
                 ready = [g for g in self.gateways.values() if g.state is State.READY]
                 if ready:
                     self.deliveries.tick(ready[0].task)

@@ -23,6 +23,8 @@ class FakeLLM:
 
     def __init__(self) -> None:
         self.requests: list[dict[str, Any]] = []
+        self.gate = threading.Event()  # while it is cleared, completions wait: sessions can be held in mid-turn
+        self.gate.set()
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), _Handler)
         self._server.daemon_threads = True
         self._server.model = self  # type: ignore[attr-defined]
@@ -98,6 +100,7 @@ class _Handler(BaseHTTPRequestHandler):
             return self._send(404, {"error": {"message": "no such path"}})
         model = cast(FakeLLM, self.server.model)  # type: ignore[attr-defined]
         model.requests.append(body)
+        model.gate.wait(60)
         text, call = model.reply(body.get("messages", []))
         base = {"id": "chatcmpl-1", "created": 1, "model": MODEL}
         if body.get("stream"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 from pathlib import Path
 
@@ -21,9 +22,8 @@ class Hermes:
     def __init__(self, venv: str, home: Path, provider: Path, llm: FakeLLM, root: str) -> None:
         self.program = os.path.join(venv, "bin", "hermes")
         self.directory = home / ".hermes"
-        (self.directory / "plugins").mkdir(parents=True)
-        (self.directory / "plugins" / "memory_tencentdb").symlink_to(provider)
-        (self.directory / "config.yaml").write_text(CONFIG.format(url=llm.base_url, model=MODEL), encoding="utf-8")
+        self._provider, self._config = provider, CONFIG.format(url=llm.base_url, model=MODEL)
+        self._furnish()
         self.env = clean_environment(
             home,
             HERMES_HOME=str(self.directory),
@@ -33,6 +33,19 @@ class Hermes:
             # The provider is linked from the checkout, which stays as it is.
             PYTHONDONTWRITEBYTECODE="1",
         )
+
+    def _furnish(self) -> None:
+        (self.directory / "plugins").mkdir(parents=True)
+        (self.directory / "plugins" / "memory_tencentdb").symlink_to(self._provider)
+        (self.directory / "config.yaml").write_text(self._config, encoding="utf-8")
+
+    def profile(self, name: str) -> Hermes:
+        """Another profile of the same Hermes, furnished like this one."""
+        other = copy.copy(self)
+        other.directory = self.directory / "profiles" / name
+        other.env = {**self.env, "HERMES_HOME": str(other.directory)}
+        other._furnish()
+        return other
 
     def ask(self, prompt: str) -> Done:
         """One turn in a process of its own: hermes -z PROMPT."""
