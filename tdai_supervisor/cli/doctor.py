@@ -21,13 +21,14 @@ from typing import Any
 from tdai_supervisor import __version__, client, gwconfig
 from tdai_supervisor.cli import envelope, observe
 from tdai_supervisor.cli.envelope import Result, failure
-from tdai_supervisor.decide import checks, paths, settings
+from tdai_supervisor.decide import checks, launch, paths, settings
 
 CANARY_SESSION = "memory-tencentdb-health"
 PATIENCE = 10.0  # s for one call of a deep look
 LOW_SPACE = 256 * 1024 * 1024
 STALLED = 3600.0  # s without a new extracted memory while conversations grow
 LOG_TAIL = 200
+PACKAGE = "tdai-memory-openclaw-plugin"  # and what is kept beside it: ten thousands of files that are no secret
 NO_LLM = "LLM not configured"
 
 
@@ -45,6 +46,7 @@ def doctor(root: str) -> Result:
         *_about_daemon(root, seen),
         *(f for g in seen.data["gateways"] for f in _about_gateway(g)),
         *_about_config(root),
+        *_about_node(root, seen.data["gateways"]),
         *_about_shell(root),
     ]
     return Result("doctor", {"findings": findings}, envelope.FAILED if findings else envelope.OK)
@@ -56,7 +58,7 @@ def _about_root(root: str) -> Iterator[dict[str, str]]:
         return
     me = os.geteuid()
     for folder, folders, files in os.walk(root):
-        folders[:] = [f for f in folders if f not in ("venv", "venvs")]
+        folders[:] = [f for f in folders if f not in ("venv", "venvs") and not f.startswith(PACKAGE)]
         for name in files:
             path = os.path.join(folder, name)
             try:
@@ -102,6 +104,10 @@ def _about_gateway(g: dict[str, Any]) -> Iterator[dict[str, str]]:
     if g.get("drift"):
         fact = f"Gateway {name} runs with older settings: {', '.join(g['drift'])}"
         yield _finding(fact, "what you changed is not in force", f"memory-tencentdb-ctl restart {name}")
+    version = g.get("version") or {}
+    if version.get("running") and version["running"] != version["installed"]:
+        fact = f"Gateway {name} is version {version['running']}, installed is {version['installed'] or 'none'}"
+        yield _finding(fact, "an upgrade is only half done", f"memory-tencentdb-ctl restart {name}")
     guards = g.get("guards") or {}
     if guards.get("restart_storm"):
         fact = f"Gateway {name} died 5 times or more in 30 minutes"
@@ -133,6 +139,32 @@ def _about_config(root: str) -> Iterator[dict[str, str]]:
             why = "conversations are kept and found, but no memories are extracted from them"
             fix = "memory-tencentdb-ctl config llm --base-url URL --model NAME --api-key -"
             yield _finding(f"Gateway {gateway.name}: LLM not configured", why, fix)
+
+
+def _about_node(root: str, gateways: list[dict[str, Any]]) -> Iterator[dict[str, str]]:
+    """Whether the package was put there for another Node than the one that runs it now."""
+    chosen, trouble = observe.configured(root)
+    place = os.path.realpath(chosen.install_dir)
+    then = (client.read_object(os.path.join(place, launch.INSTALLED)) or {}).get("node")
+    kinds = {g["name"]: g["kind"] for g in gateways}
+    wanted = next((g for g in chosen.gateways.values() if "node" in (g.kind, kinds.get(g.name))), None)
+    if trouble or wanted is None or not isinstance(then, dict):
+        return
+    from tdai_supervisor.host import node
+
+    try:
+        now = node.find(wanted.node, os.environ)
+    except node.NodeError as error:
+        yield _finding(
+            str(error), "the package cannot run without it", "memory-tencentdb-ctl gateway install --with-node"
+        )
+        return
+    abi = node.abi(now.path)
+    same = abi == then.get("abi") if abi and then.get("abi") else now.number == then.get("version")
+    if not same:
+        fact = f"Node is now {now} with ABI {abi}, and was {then.get('version')} with ABI {then.get('abi')}"
+        why = "compiled parts of the package that was installed then may not load"
+        yield _finding(fact, why, "memory-tencentdb-ctl gateway install")
 
 
 def _about_shell(root: str) -> Iterator[dict[str, str]]:

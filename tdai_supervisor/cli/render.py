@@ -54,6 +54,10 @@ def _gateway(g: dict[str, Any]) -> str:
         lines.append(
             f"         changed since it was started: {', '.join(g['drift'])}; try `memory-tencentdb-ctl restart`"
         )
+    version = g.get("version") or {}
+    if version.get("running") and version["running"] != version["installed"]:
+        now = version["installed"] or "none"
+        lines.append(f"         running {version['running']}, installed {now}; try `memory-tencentdb-ctl restart`")
     if g.get("backoff_s") is not None:
         lines.append(f"         next try in {g['backoff_s']} s")
     if g.get("last_exit"):

@@ -32,7 +32,7 @@ from tdai_supervisor.engine.runfiles import RunFiles
 from tdai_supervisor.engine.snapshots import Snapshots
 from tdai_supervisor.engine.spools import Deliveries
 from tdai_supervisor.engine.verbs import Verbs
-from tdai_supervisor.host import disk, logs, notify, process
+from tdai_supervisor.host import disk, logs, node, notify, process
 from tdai_supervisor.host.locks import LockUnsupportedError, SupervisorLock
 
 log = logging.getLogger("tdai_supervisor")
@@ -322,8 +322,13 @@ class Daemon:
         log.info("Gateway %s: %s -> %s: %s", line["gateway"], line["from"], line["to"], line["cause"])
         self.files.journal(line)
 
+    def _compare(self) -> tuple[dict[str, list[str]], dict[str, str | None]]:
+        """In the worker: what each running Gateway was launched with and is no longer configured; what is installed."""
+        place = self.settings.install_dir if self.settings else ""
+        now = {"node": node.installed(place), "embedded": __version__}
+        return self._drift(), {name: now.get(g.kind) for name, g in self.gateways.items()}
+
     def _drift(self) -> dict[str, list[str]]:
-        """In the worker: what each running Gateway was launched with and is no longer configured."""
         try:
             fresh = read_settings(self.root, self.env)
         except SettingsError as error:
@@ -355,9 +360,9 @@ class Daemon:
 
     async def describe(self) -> dict[str, Any]:
         """status data, by the frozen contract."""
-        drift = await self.worker.run(self._drift)
+        drift, installed = await self.worker.run(self._compare)
         return {
             "daemon": self.about_me(),
             "root": self.root,
-            "gateways": [report.status(g, drift.get(g.name, [])) for g in self.gateways.values()],
+            "gateways": [report.status(g, drift.get(n, []), installed.get(n)) for n, g in self.gateways.items()],
         }
