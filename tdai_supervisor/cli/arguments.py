@@ -78,6 +78,7 @@ def parser(only: str | None = None) -> argparse.ArgumentParser:
     if only is None:
         _config_verbs(verbs, common)
         _hermes_verbs(verbs, common)
+        _gateway_verbs(verbs, common)
     bring = verb("import", "bring past Hermes sessions into the memory; again continues", named=False)
     bring.add_argument("source", choices=("hermes",), metavar="hermes")
     which = bring.add_mutually_exclusive_group()
@@ -197,6 +198,24 @@ def _hermes_verbs(verbs: Any, common: argparse.ArgumentParser) -> None:
         if name in ("install", "enable"):
             sub.add_argument("--copy", action="store_true", help="copy the plugin instead of linking it")
             sub.add_argument("--replace", action="store_true", help="move another provider in its place aside")
+
+
+def _gateway_verbs(verbs: Any, common: argparse.ArgumentParser) -> None:
+    """gateway ACTION …"""
+    top = verbs.add_parser("gateway", help="choose what runs as a Gateway", parents=[common])
+    actions = top.add_subparsers(dest="action", metavar="ACTION", required=True, parser_class=_Parser)
+
+    def action(name: str, help_: str) -> argparse.ArgumentParser:
+        sub: argparse.ArgumentParser = actions.add_parser(name, help=help_, description=help_, parents=[common])
+        return sub
+
+    install = action("install", "install the npm package beside the one in use, try it, switch to it")
+    install.add_argument("--package", metavar="WHAT", help="a name, a .tgz file or a directory (default: the real one)")
+    install.add_argument("--version", metavar="V", help="exactly this version (default: the newest)")
+    install.add_argument("--with-node", action="store_true", help="bring a Node into this venv where none fits")
+    use = action("use", "run as another kind, with the conversations of the one before; again continues")
+    use.add_argument("kind", choices=("node", "embedded"), metavar="KIND", help="node or embedded")
+    use.add_argument("name", nargs="?", metavar="NAME", help="which Gateway (default: default)")
 
 
 def _seconds(text: str) -> float:

@@ -143,7 +143,7 @@ def _run(command: str, a: argparse.Namespace) -> Result | int:
 
 
 # Verbs that have actions of their own, and the modules that run them.
-_WITH_ACTIONS = {"config": "config", "hermes": "hermes", "import": "imports"}
+_WITH_ACTIONS = {"config": "config", "gateway": "gateways", "hermes": "hermes", "import": "imports"}
 
 _PLANS = {
     "start": "would bring up keeper and daemon if they are not there, and have {name} run until READY",

@@ -160,7 +160,12 @@ def _import(data: dict[str, Any]) -> str:
     return "\n".join(f"{c['profile']}: " + ", ".join(f"{c[p]} {p}" for p in parts) for c in data["profiles"])
 
 
+def _gateway_changes(data: dict[str, Any]) -> str:
+    return "\n".join(data["changes"])
+
+
 _TEXTS = {
+    "gateway": _gateway_changes,
     "status": _status,
     "start": _status,
     "stop": _status,

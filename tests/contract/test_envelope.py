@@ -19,7 +19,7 @@ ERROR = {"code", "message", "hint"}
 VERBS = sorted(actions_of(parser())[0])
 COMPLETE = {"config": ["config", "path"], "hermes": ["hermes", "list"], "completion": ["completion", "bash"]}
 ACTING = {"start", "stop", "restart", "daemon"}
-TESTED_ELSEWHERE = {"backup", "diagnose", "enable-hermes-memory", "hermes", "import", "restore"}
+TESTED_ELSEWHERE = {"backup", "diagnose", "enable-hermes-memory", "gateway", "hermes", "import", "restore"}
 
 
 def envelope_of(done: Done, verb: str) -> dict[str, Any]:
