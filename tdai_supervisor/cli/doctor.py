@@ -11,6 +11,7 @@ import json
 import os
 import platform
 import secrets
+import shlex
 import shutil
 import sys
 import tarfile
@@ -145,7 +146,8 @@ def _about_node(root: str, gateways: list[dict[str, Any]]) -> Iterator[dict[str,
     """Whether the package was put there for another Node than the one that runs it now."""
     chosen, trouble = observe.configured(root)
     place = os.path.realpath(chosen.install_dir)
-    then = (client.read_object(os.path.join(place, launch.INSTALLED)) or {}).get("node")
+    noted = client.read_object(os.path.join(place, launch.INSTALLED)) or {}
+    then, source = noted.get("node"), noted.get("source") or {}
     kinds = {g["name"]: g["kind"] for g in gateways}
     wanted = next((g for g in chosen.gateways.values() if "node" in (g.kind, kinds.get(g.name))), None)
     if trouble or wanted is None or not isinstance(then, dict):
@@ -164,7 +166,9 @@ def _about_node(root: str, gateways: list[dict[str, Any]]) -> Iterator[dict[str,
     if not same:
         fact = f"Node is now {now} with ABI {abi}, and was {then.get('version')} with ABI {then.get('abi')}"
         why = "compiled parts of the package that was installed then may not load"
-        yield _finding(fact, why, "memory-tencentdb-ctl gateway install")
+        given = shlex.quote(str(source.get("spec")))
+        version = f" --version {noted.get('version')}" if source.get("kind") == "registry" else ""
+        yield _finding(fact, why, f"memory-tencentdb-ctl gateway install --package {given}{version}")
 
 
 def _about_shell(root: str) -> Iterator[dict[str, str]]:

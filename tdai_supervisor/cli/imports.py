@@ -98,6 +98,7 @@ class Importer:
         self._key = client.read_text(paths.key(root, gateway["name"]))
         _, health = self._call("/health", None)
         self.seeds = "live-seed" in (health.get("capabilities") or [])
+        self.generation = "embedded" if self.seeds else "B" if "services" in health else "A"
 
     def _call(self, path: str, body: dict[str, Any] | None) -> tuple[int, dict[str, Any]]:
         return client.call(self._host, self._port, path, PATIENCE, body, self._key)

@@ -233,6 +233,8 @@ class _Maker:
         if kind == "registry":
             source = self._fetch(f"{given}@{version}" if version else given)
         self._progress.step(f"reading {given}")
+        if kind == "directory":
+            sources.server(source)  # before anything of what may be a whole home is read
         integrity = sources.digest(source) if kind == "directory" else sources.integrity(source)
         known = self._versions.find(integrity, self._abi)
         about = client.read_object(os.path.join(self._versions.path(known), launch.INSTALLED)) if known else None

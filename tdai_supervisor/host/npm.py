@@ -84,6 +84,7 @@ def cause(said: str) -> str:
     """The one line that tells why, of all that npm said; empty where it said nothing."""
     lines = [m[1].strip() if (m := _SAID.match(line)) else line.strip() for line in said.splitlines()]
     code = next((line.partition(" ")[2] for line in lines if line.startswith("code ")), "")
-    first = next((line for line in lines if line and not line.startswith(_NO_CAUSE)), "")
+    causes = [line for line in lines if line and not line.startswith(_NO_CAUSE)] or [""]
+    first = causes[0 if _SAID.search(said) else -1]  # what is no npm's, says it last
     text = first if not code or code in first else f"{code}: {first}" if first else code
     return _SECRET.sub(lambda m: f"{m[1] or m[2] or ''}***", text)[:400]

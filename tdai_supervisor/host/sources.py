@@ -83,7 +83,8 @@ def unpack(archive: str, into: str) -> None:
                 with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as out:
                     shutil.copyfileobj(content, out)
     except (tarfile.TarError, EOFError, ValueError) as error:
-        raise SourceError(f"{archive} is no npm archive: {error}") from None
+        first = next(iter(str(error).splitlines()), "it is cut").rstrip(":")
+        raise SourceError(f"{archive} is no npm archive: {first}") from None
     except OSError as error:
         if error.errno is None:  # gzip says so of what is not gzip
             raise SourceError(f"{archive} is no npm archive: {error}") from None
@@ -91,13 +92,18 @@ def unpack(archive: str, into: str) -> None:
 
 
 def copy(directory: str, into: str) -> None:
-    """A directory with its node_modules, but without what is for development only. Raises OSError."""
+    """A directory with its node_modules, but without what is for development only. Raises SourceError, OSError."""
+    if os.path.realpath(into).startswith(os.path.realpath(directory) + os.sep):
+        raise SourceError(f"{directory} holds the directory that it would be copied to")
     skip = {os.path.normpath(os.path.join(directory, p)) for p in _development(directory)}
 
     def left_out(folder: str, names: list[str]) -> set[str]:
         return {n for n in names if n in (".git", INSTALLED) or os.path.join(folder, n) in skip}
 
-    shutil.copytree(directory, into, symlinks=True, ignore=left_out, dirs_exist_ok=True)
+    try:
+        shutil.copytree(directory, into, symlinks=True, ignore=left_out, dirs_exist_ok=True)
+    except shutil.Error as error:  # a list, of which the first tells enough
+        raise SourceError(f"cannot copy {error.args[0][0][0]}: {error.args[0][0][2]}") from None
     os.chmod(into, 0o700)  # the source may be read-only, a stage must not be
     modules = os.path.join(into, "node_modules")
     if os.path.islink(modules):  # a version must not depend on what it was made from
