@@ -18,7 +18,6 @@ import json
 import os
 import re
 import sqlite3
-import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -58,7 +57,7 @@ class Turn(NamedTuple):
 
 @dataclass
 class Count:
-    """What became of the turns of the store that was left. left_out: the other store keeps nothing of such a turn."""
+    """What became of the turns of the store that was left. left_out: the other store kept nothing of it."""
 
     turns: int = 0
     carried: int = 0
@@ -172,10 +171,11 @@ def carry(root: str, gateway: dict[str, Any], to: str, progress: Progress) -> Co
         there = _There(to, data_dir)
         for turn, identity in _missing(there, to, data_dir, count):
             trouble = _send(importer, turn, identity)
-            if trouble in (None, NOTHING):
+            if trouble is None:
                 there.note(identity)
-                count.carried += trouble is None
-                count.left_out += trouble is not None
+                count.carried += 1
+            elif trouble == NOTHING:
+                count.left_out += 1
             else:
                 count.failed += 1
                 count.trouble = trouble
@@ -189,12 +189,8 @@ def _send(importer: Importer, turn: Turn, identity: str) -> str | None:
     if importer.seeds:
         return importer.seed(turn.session, turn.said)
     texts = {s.role: s.content for s in reversed(turn.said)}
-    messages: list[dict[str, Any]] = [
-        {"role": s.role, "content": s.content, "id": f"{MARK}{identity}-{n}"} for n, s in enumerate(turn.said)
-    ]
-    if importer.generation == "A":
-        at = time.time_ns() // 1_000_000 + AHEAD
-        messages = [m | {"timestamp": at + n} for n, m in enumerate(messages)]
+    messages = [{"role": s.role, "content": s.content, "id": f"{MARK}{identity}-{n}"} for n, s in enumerate(turn.said)]
     # Both contents are demanded, but what is kept is in `messages`.
     body = {"user_content": texts.get("user") or "-", "assistant_content": texts.get("assistant") or "-"}
-    return importer.capture({**body, "session_key": turn.session, "messages": messages})
+    ahead = AHEAD if importer.generation == "A" else 0
+    return importer.capture({**body, "session_key": turn.session, "messages": messages}, ahead)

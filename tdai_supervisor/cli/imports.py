@@ -128,9 +128,16 @@ class Importer:
             return f"HTTP {status}: {answer.get('error', '')}"
         return None if answer.get("l0_recorded") else NOTHING
 
-    def capture(self, body: dict[str, Any]) -> str | None:
-        """Store one turn as if it were said now, sent again until something of it is recorded."""
+    def capture(self, body: dict[str, Any], ahead: int = 0) -> str | None:
+        """Store one turn as if it were said now, sent again until something of it is recorded.
+
+        ahead: ms by which `messages` are stamped later than the clock, at each further try more; 0: not at all. All of
+        them alike: then all are recorded, or none.
+        """
         for attempt in range(TRIES):
+            if ahead:
+                at = time.time_ns() // 1_000_000 + ahead * (attempt + 1)
+                body = body | {"messages": [m | {"timestamp": at} for m in body["messages"]]}
             status, answer = self._call("/capture", body)
             if status != 200:
                 return f"HTTP {status}: {answer.get('error', '')}"

@@ -3,7 +3,8 @@
 The package has the layout of the real one; its src/gateway/server.ts is JSON that tells the stand-in server what to do:
 {"boot": "ok" | "exit" | "never" | "strange", "refuse": user text that is answered 500}. The "Node" is a shell
 script that runs this module, which keeps L0 like generation A: lines in conversations/DATE.jsonl, ids kept, fenced
-code of assistants removed, the first capture of every third new session dropped.
+code of assistants removed; the first capture of every third new session is dropped, and so is what is stamped earlier
+than the server's clock.
 """
 
 from __future__ import annotations
@@ -79,6 +80,11 @@ class Server(BaseHTTPRequestHandler):
             return self._answer(200, {"results": "", "total": 0})
         if self.told.get("refuse", "\0") in body["user_content"]:
             return self._answer(500, {"error": "told to"})
+        if not self.sessions:
+            time.sleep(0.07)  # the first capture of all takes long
+        stamps = [m["timestamp"] for m in body.get("messages") or [] if "timestamp" in m]
+        if stamps and min(stamps) <= time.time() * 1000:
+            return self._answer(200, {"l0_recorded": 0})
         session = body["session_key"]
         self.sessions[session] = self.sessions.get(session, len(self.sessions) % 3 - 1)
         self.sessions[session] += 1
