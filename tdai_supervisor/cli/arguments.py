@@ -229,6 +229,13 @@ def _gateway_verbs(verbs: Any, common: argparse.ArgumentParser) -> None:
     def action(name: str, help_: str) -> argparse.ArgumentParser:
         return actions.add_parser(name, help=help_, description=help_, parents=[common])  # type: ignore[no-any-return]
 
+    install = action("install", "install the npm package beside the one in use, try it, switch to it")
+    install.add_argument("--package", metavar="WHAT", help="a name, a .tgz file or a directory (default: the real one)")
+    install.add_argument("--version", metavar="V", help="exactly this version (default: the newest)")
+    install.add_argument("--with-node", action="store_true", help="bring a Node into this venv where none fits")
+    use = action("use", "run as another kind, with the conversations of the one before; again continues")
+    use.add_argument("kind", choices=("node", "embedded"), metavar="KIND", help="node or embedded")
+    use.add_argument("name", nargs="?", metavar="NAME", help="which Gateway (default: default)")
     action("list", "show them, and which profiles use each")
     add = action("add", "configure another one, and have it run where a daemon lives")
     add.add_argument("name", metavar="NAME", help="its name")

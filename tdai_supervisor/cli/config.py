@@ -39,7 +39,7 @@ def run(root: str, a: Namespace) -> Result:
 
 def _gateway(root: str, name: str) -> GatewaySettings:
     """The Gateway whose file is meant: as the daemon sees it, else as this shell would start it."""
-    chosen = settings.load(root, client.read_text_whole(paths.settings(root)) or "", os.environ, os.path.exists)
+    chosen = client.configured(root)
     if name not in chosen.gateways:
         raise SettingsError(f"cannot find a Gateway named {name!r}: configured are {', '.join(chosen.gateways)}")
     return chosen.gateways[name]
@@ -208,7 +208,7 @@ def _show(root: str, gateway: GatewaySettings, path: str, a: Namespace) -> Resul
     for key in ours.keys() & values.keys():
         if ours[key] == gwconfig.get(file, key):
             values[key] = (values[key][0], "memory-tencentdb-ctl: it pays on sqlite without embeddings")
-    env = running_environment(root)
+    env = client.running_environment(root)
     for name, (value, source) in language_model(root, env, file).items():
         variable = name if name in env else name.replace("TDAI_", "MEMORY_TENCENTDB_", 1)
         key = gwconfig.LLM_KEYS.get(name, name)
@@ -219,18 +219,9 @@ def _show(root: str, gateway: GatewaySettings, path: str, a: Namespace) -> Resul
     return Result("config", {"path": path, "values": shown})
 
 
-def running_environment(root: str) -> Mapping[str, str]:
-    """The names the living daemon runs by, else those of this shell."""
-    about = client.daemon_process(root)
-    if about is None or about.get("keeper") == "none":
-        return os.environ
-    kept = client.read_object(paths.environment(root)) or {}
-    return {**{k: v for k, v in kept.items() if isinstance(v, str)}, "HOME": os.path.expanduser("~")}
-
-
 def unknown_to_daemon(root: str) -> list[str]:
     """The names of ours that this shell sets and the living daemon does not run by, as it was started before."""
-    env = running_environment(root)
+    env = client.running_environment(root)
     if env is os.environ:
         return []
     names = [name for name in os.environ if settings.ENVIRONMENT_NAMES.fullmatch(name)]

@@ -21,7 +21,7 @@ from typing import Any
 
 from tdai_supervisor import __version__, client
 from tdai_supervisor.cli.envelope import FAILED, NOT_CONFIGURED, Result, failure
-from tdai_supervisor.decide import paths, settings
+from tdai_supervisor.decide import settings
 
 MANIFEST = "manifest.json"
 LEFT_OUT = ("logs",)  # folders of a data directory that are no data
@@ -35,8 +35,7 @@ class DataError(Exception):
 
 
 def _gateway(root: str, name: str) -> settings.GatewaySettings | None:
-    text = client.read_text_whole(paths.settings(root)) or ""
-    return settings.load(root, text, os.environ, os.path.exists).gateways.get(name)
+    return client.configured(root).gateways.get(name)
 
 
 def backup(root: str, name: str, target: str) -> Result:
@@ -52,6 +51,31 @@ def backup(root: str, name: str, target: str) -> Result:
     except (OSError, sqlite3.Error, DataError) as error:
         return failure("backup", "io", f"cannot back up {gateway.data_dir}: {error}", "nothing was written")
     return Result("backup", {"path": path, "files": files, "bytes": os.path.getsize(path)})
+
+
+SNAPSHOT_WITHIN = 1800.0  # s for the daemon to make one
+
+
+def snapshot(root: str, name: str) -> str:
+    """A snapshot of a Gateway now, as the night makes it: its path. Raises DataError.
+
+    By the daemon where it has the Gateway READY (it lets old ones go), else here.
+    """
+    folder = os.path.join(root, "snapshots")
+    stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
+    first = f"{name}-{stamp}.tar.gz"
+    try:
+        made = (client.request(root, "snapshot", SNAPSHOT_WITHIN, name=name).get("data") or {}).get(name) or [""]
+        if made[-1] >= first:
+            return os.path.join(folder, made[-1])
+    except (client.NotRunningError, client.NoAnswerError, OSError, ValueError):
+        pass  # no daemon that could: then here
+    path = os.path.join(folder, first)
+    os.makedirs(folder, mode=0o700, exist_ok=True)
+    result = backup(root, name, path)
+    if result.exit_code:
+        raise DataError(result.errors[0]["message"])
+    return path
 
 
 def _write_archive(gateway: settings.GatewaySettings, path: str) -> int:

@@ -10,6 +10,7 @@ import io
 import json
 import os
 import platform
+import shlex
 import shutil
 import sys
 import tarfile
@@ -20,11 +21,12 @@ from typing import Any
 from tdai_supervisor import __version__, client, gwconfig
 from tdai_supervisor.cli import config, envelope, markers, observe
 from tdai_supervisor.cli.envelope import Result, failure
-from tdai_supervisor.decide import checks, paths, settings
+from tdai_supervisor.decide import checks, launch, paths, settings
 
 LOW_SPACE = 256 * 1024 * 1024
 STALLED = 3600.0  # s without a new extracted memory while conversations grow
 LOG_TAIL = 200
+PACKAGE = "tdai-memory-openclaw-plugin"  # and what is kept beside it: ten thousands of files that are no secret
 NO_LLM = "LLM not configured"
 
 
@@ -43,6 +45,7 @@ def doctor(root: str) -> Result:
         *(f for g in seen.data["gateways"] for f in _about_gateway(g)),
         *(f for s in seen.data.get("spools") or [] for f in _about_spool(s)),
         *_about_config(root),
+        *_about_node(root, seen.data["gateways"]),
         *_about_shell(root),
     ]
     return Result("doctor", {"findings": findings}, envelope.FAILED if findings else envelope.OK)
@@ -54,7 +57,7 @@ def _about_root(root: str) -> Iterator[dict[str, str]]:
         return
     me = os.geteuid()
     for folder, folders, files in os.walk(root):
-        folders[:] = [f for f in folders if f not in ("venv", "venvs")]
+        folders[:] = [f for f in folders if f not in ("venv", "venvs") and not f.startswith(PACKAGE)]
         for name in files:
             path = os.path.join(folder, name)
             try:
@@ -100,6 +103,10 @@ def _about_gateway(g: dict[str, Any]) -> Iterator[dict[str, str]]:
     if g.get("drift"):
         fact = f"Gateway {name} runs with older settings: {', '.join(g['drift'])}"
         yield _finding(fact, "what you changed is not in force", f"memory-tencentdb-ctl restart {name}")
+    version = g.get("version") or {}
+    if version.get("running") and version["running"] != version["installed"]:
+        fact = f"Gateway {name} is version {version['running']}, installed is {version['installed'] or 'none'}"
+        yield _finding(fact, "an upgrade is only half done", f"memory-tencentdb-ctl restart {name}")
     guards = g.get("guards") or {}
     if guards.get("restart_storm"):
         fact = f"Gateway {name} died 5 times or more in 30 minutes"
@@ -121,7 +128,7 @@ def _about_spool(s: dict[str, Any]) -> Iterator[dict[str, str]]:
 
 def _about_config(root: str) -> Iterator[dict[str, str]]:
     try:
-        chosen = settings.load(root, client.read_text_whole(paths.settings(root)) or "", os.environ, os.path.exists)
+        chosen = client.configured(root)
     except checks.SettingsError as error:
         yield _finding(str(error), "the daemon cannot start with it", f"edit {paths.settings(root)}")
         return
@@ -137,10 +144,39 @@ def _about_config(root: str) -> Iterator[dict[str, str]]:
         for fault in gwconfig.validate(values):
             why = "the Gateway ignores it silently"
             yield _finding(f"{path}: {fault}", why, "memory-tencentdb-ctl config validate")
-        if "TDAI_LLM_BASE_URL" not in config.language_model(root, config.running_environment(root), values):
+        if "TDAI_LLM_BASE_URL" not in config.language_model(root, client.running_environment(root), values):
             why = "conversations are kept and found, but no memories are extracted from them"
             fix = "memory-tencentdb-ctl config llm --base-url URL --model NAME --api-key -"
             yield _finding(f"Gateway {gateway.name}: LLM not configured", why, fix)
+
+
+def _about_node(root: str, gateways: list[dict[str, Any]]) -> Iterator[dict[str, str]]:
+    """Whether the package was put there for another Node than the one that runs it now."""
+    chosen, trouble = observe.configured(root)
+    place = os.path.realpath(chosen.install_dir)
+    noted = client.read_object(os.path.join(place, launch.INSTALLED)) or {}
+    then, source = noted.get("node"), noted.get("source") or {}
+    kinds = {g["name"]: g["kind"] for g in gateways}
+    wanted = next((g for g in chosen.gateways.values() if "node" in (g.kind, kinds.get(g.name))), None)
+    if trouble or wanted is None or not isinstance(then, dict):
+        return
+    from tdai_supervisor.host import node
+
+    try:
+        now = node.find(wanted.node, os.environ)
+    except node.NodeError as error:
+        yield _finding(
+            str(error), "the package cannot run without it", "memory-tencentdb-ctl gateway install --with-node"
+        )
+        return
+    abi = node.abi(now.path)
+    same = abi == then.get("abi") if abi and then.get("abi") else now.number == then.get("version")
+    if not same:
+        fact = f"Node is now {now} with ABI {abi}, and was {then.get('version')} with ABI {then.get('abi')}"
+        why = "compiled parts of the package that was installed then may not load"
+        given = shlex.quote(str(source.get("spec")))
+        version = f" --version {noted.get('version')}" if source.get("kind") == "registry" else ""
+        yield _finding(fact, why, f"memory-tencentdb-ctl gateway install --package {given}{version}")
 
 
 def _about_shell(root: str) -> Iterator[dict[str, str]]:
@@ -189,11 +225,11 @@ def _canary(root: str, g: dict[str, Any]) -> str:
 def _llm(root: str) -> str:
     from tdai_supervisor.host import outside
 
-    chosen = settings.load(root, client.read_text_whole(paths.settings(root)) or "", os.environ, os.path.exists)
+    chosen = client.configured(root)
     gateway = chosen.gateways["default"]
     path = gwconfig.find(gateway.config_file)
     file = gwconfig.parse(path, client.read_text_whole(path) or "")
-    found = config.language_model(root, config.running_environment(root), file)
+    found = config.language_model(root, client.running_environment(root), file)
     return outside.llm_trouble({name: value for name, (value, _) in found.items()}) or "ok"
 
 
@@ -247,10 +283,9 @@ def diagnose(root: str, target: str | None, *, with_logs: bool) -> Result:
 
 
 def _redacted_config(root: str) -> dict[str, Any]:
-    text = client.read_text_whole(paths.settings(root)) or ""
     found: dict[str, Any] = {}
     try:
-        for gateway in settings.load(root, text, os.environ, os.path.exists).gateways.values():
+        for gateway in client.configured(root).gateways.values():
             path = gwconfig.find(gateway.config_file)
             found[path] = gwconfig.redact(gwconfig.parse(path, client.read_text_whole(path) or ""))
     except checks.SettingsError as error:

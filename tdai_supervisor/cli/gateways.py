@@ -25,6 +25,14 @@ FORGETS = 60.0  # s for the daemon to forget a Gateway that is stopped already
 
 def run(root: str, a: Namespace) -> Result:
     """The verb `gateway ACTION`."""
+    if a.action == "install":
+        from tdai_supervisor.cli import package
+
+        return package.install(root, a)
+    if a.action == "use":
+        from tdai_supervisor.cli import kinds
+
+        return kinds.use(root, a)
     try:
         return _ACTIONS[a.action](root, a)
     except OSError as error:
@@ -33,19 +41,13 @@ def run(root: str, a: Namespace) -> Result:
         return failure("gateway", "io", words, None, code)
 
 
-def configured(root: str) -> Mapping[str, GatewaySettings]:
-    """The Gateways of a root as this shell would start them. Raises SettingsError."""
-    text = client.read_text_whole(paths.settings(root)) or ""
-    return settings.load(root, text, os.environ, os.path.exists).gateways
-
-
 def users(root: str) -> dict[str, list[str]]:
     """Profiles of Hermes that have our plugin, by the name of the Gateway of this root that they use."""
     found: dict[str, list[str]] = {}
     profiles = [p for p in map(hermes.inspect, hermes.every()) if p.provider == hermes.NAME]
     seen = provider.ask("profiles", homes=[p.home for p in profiles])["profiles"] if profiles else []
     urls = {}
-    for name in configured(root):
+    for name in client.configured(root).gateways:
         if url := (client.read_object(paths.record(root, name)) or {}).get("url"):
             urls[url] = name
     for profile, about in zip(profiles, seen, strict=True):
@@ -79,7 +81,7 @@ def add(root: str, name: str, wanted: dict[str, Any], *, dry_run: bool = False) 
     Raises SettingsError, OSError.
     """
     settings.check_name(name)
-    present = configured(root)
+    present = client.configured(root).gateways
     if name in present and any(getattr(present[name], key) != value for key, value in wanted.items()):
         hint = f"try `memory-tencentdb-ctl gateway remove {name}` first, or edit {paths.settings(root)}"
         return failure("gateway", "exists", f"cannot add {name}: there is a Gateway of that name already", hint)
@@ -156,7 +158,7 @@ def _resident(data_dir: str) -> tuple[int, int | None] | None:
 
 
 def _remove(root: str, a: Namespace) -> Result:
-    name, present = a.name, configured(root)
+    name, present = a.name, client.configured(root).gateways
     if name == "default":
         words = "cannot remove default: every profile that names no other Gateway uses it"
         return failure("gateway", "default", words, "try `memory-tencentdb-ctl stop default`")

@@ -9,10 +9,9 @@ from __future__ import annotations
 import os
 import random
 import sqlite3
-import sys
 import time
 from argparse import Namespace
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 from urllib.parse import quote
@@ -20,6 +19,7 @@ from urllib.parse import quote
 from tdai_supervisor import client
 from tdai_supervisor.cli import envelope, hermes, observe
 from tdai_supervisor.cli.envelope import Result, failure
+from tdai_supervisor.cli.progress import Progress
 from tdai_supervisor.decide import paths
 from tdai_supervisor.decide.checks import SettingsError
 
@@ -27,6 +27,7 @@ NOT_THE_USER = ("cron", "subagent", "batch")  # sessions that no person had
 SIDE_LIMIT = 200_000  # characters of one side; both stay below the Gateways' 1 MiB with room for UTF-8
 PATIENCE = 10.0  # s for one request
 NEEDLE = 60  # characters by which a turn is looked for
+NOTHING = "the Gateway recorded nothing of it"
 TRIES = 12  # the real Gateway drops about every third first turn of a session
 
 
@@ -96,7 +97,8 @@ class Importer:
         self._host, self._port = str(gateway["host"]), int(gateway["port"])
         self._key = client.read_text(paths.key(root, gateway["name"]))
         _, health = self._call("/health", None)
-        self._seeds = "live-seed" in (health.get("capabilities") or [])
+        self.seeds = "live-seed" in (health.get("capabilities") or [])
+        self.generation = "embedded" if self.seeds else "B" if "services" in health else "A"
 
     def _call(self, path: str, body: dict[str, Any] | None) -> tuple[int, dict[str, Any]]:
         return client.call(self._host, self._port, path, PATIENCE, body, self._key)
@@ -109,22 +111,40 @@ class Importer:
 
     def send(self, turn: Turn) -> str | None:
         """Store it; what went wrong, or None. With its own time where the Gateway can."""
-        if self._seeds:
+        if self.seeds:
             at = int(turn.at * 1000)
             pair = [("user", turn.user, at), ("assistant", turn.assistant, at + 1)]
-            said = [{"role": role, "content": text, "timestamp": when} for role, text, when in pair]
-            body: dict[str, Any] = {"data": {"sessions": [{"sessionKey": turn.session, "conversations": [said]}]}}
-            status, answer = self._call("/seed", body)
-            return None if status == 200 else f"HTTP {status}: {answer.get('error', '')}"
-        body = {"user_content": turn.user, "assistant_content": turn.assistant, "session_key": turn.session}
+            trouble = self.seed(turn.session, pair)
+        else:
+            body = {"user_content": turn.user, "assistant_content": turn.assistant, "session_key": turn.session}
+            trouble = self.capture(body)
+        return None if trouble == NOTHING and (self.seeds or turn.user.startswith("/")) else trouble
+
+    def seed(self, session: str, messages: Iterable[tuple[str, str, int]]) -> str | None:
+        """Store one turn of (role, text, its own time in ms). What went wrong, NOTHING where it was there, or None."""
+        said = [{"role": role, "content": text, "timestamp": at} for role, text, at in messages]
+        status, answer = self._call("/seed", {"data": {"sessions": [{"sessionKey": session, "conversations": [said]}]}})
+        if status != 200:
+            return f"HTTP {status}: {answer.get('error', '')}"
+        return None if answer.get("l0_recorded") else NOTHING
+
+    def capture(self, body: dict[str, Any], ahead: int = 0) -> str | None:
+        """Store one turn as if it were said now, sent again until something of it is recorded.
+
+        ahead: ms by which `messages` are stamped later than the clock, at each further try more; 0: not at all. All of
+        them alike: then all are recorded, or none.
+        """
         for attempt in range(TRIES):
+            if ahead:
+                at = time.time_ns() // 1_000_000 + ahead * (attempt + 1)
+                body = body | {"messages": [m | {"timestamp": at} for m in body["messages"]]}
             status, answer = self._call("/capture", body)
             if status != 200:
                 return f"HTTP {status}: {answer.get('error', '')}"
-            if answer.get("l0_recorded") or turn.user.startswith("/"):
+            if answer.get("l0_recorded"):
                 return None
             time.sleep(random.random() * 0.01 * (attempt + 1))  # noqa: S311
-        return "the Gateway recorded nothing of it"
+        return NOTHING
 
 
 def run(root: str, a: Namespace) -> Result:
@@ -157,20 +177,18 @@ def _profile(importer: Importer, profile: hermes.Profile, *, dry_run: bool) -> C
     database = os.path.join(profile.home, "state.db")
     if not os.path.exists(database):
         return count
-    told = time.monotonic()
     try:
-        for turn in turns(database):
-            count.turns += 1
-            if importer.has(turn):
-                count.already += 1
-            elif not dry_run:
-                trouble = importer.send(turn)
-                count.imported += trouble is None
-                count.failed += trouble is not None
-                count.trouble = trouble or count.trouble
-            if time.monotonic() - told > 1 and sys.stderr.isatty():
-                told = time.monotonic()
-                print(f"\r{profile.name}: {count.turns} turns, {count.imported} imported", end="", file=sys.stderr)
+        with Progress(f"{profile.name}: reading") as progress:
+            for turn in turns(database):
+                count.turns += 1
+                if importer.has(turn):
+                    count.already += 1
+                elif not dry_run:
+                    trouble = importer.send(turn)
+                    count.imported += trouble is None
+                    count.failed += trouble is not None
+                    count.trouble = trouble or count.trouble
+                progress.count(f"{profile.name}: {count.turns} turns, {count.imported} imported")
     except (OSError, ValueError, sqlite3.Error) as error:
         count.trouble = f"stopped after {count.turns} turns: {error}"
     return count

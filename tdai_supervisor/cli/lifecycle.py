@@ -169,13 +169,13 @@ def hand_over(root: str) -> str | None:
 
     No Gateway notices. One that runs in the foreground is somebody's own and stays. Raises OSError or RuntimeError.
     """
-    from tdai_supervisor.host import disk, keepers, locks
+    from tdai_supervisor.host import keepers, locks
 
     with locks.keeper_lock(root):
         owner, keeper = _daemon(root), keepers.of(root)
         if owner is None or owner["keeper"] == keeper.name or (owner["keeper"] == "none" and not owner["keeper_gone"]):
             return None
-        chosen = settings.load(root, disk.read(paths.settings(root)) or "", os.environ, os.path.exists)
+        chosen = client.configured(root)
         _keep(root, keeper, owner, sum(g.kill_delay for g in chosen.gateways.values()) + 10)
         for other in keepers.every(root):
             if other.name != keeper.name:

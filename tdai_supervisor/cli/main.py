@@ -169,24 +169,11 @@ _WITH_ACTIONS = {
     "spool": "spools",
 }
 
-# Verbs that may take longer than a second and print nothing until they are done.
-_AT_WORK = {
-    "start",
-    "stop",
-    "restart",
-    "backup",
-    "restore",
-    "doctor",
-    "diagnose",
-    "config",
-    "hermes",
-    "profile",
-    "service",
-    "spool",
-}
-
 # Verbs that make files in a root; `service` is root's own to do for a user.
 _CHANGING = {"start", "stop", "restart", "restore", "enable-hermes-memory", *_WITH_ACTIONS} - {"service"}
+
+# Verbs that may take longer than a second; `gateway` and `import` tell their steps themselves.
+_AT_WORK = (_CHANGING | {"backup", "diagnose", "doctor", "service"}) - {"gateway", "import"}
 
 
 def _as_root_for_another(command: str, root: str) -> Result | None:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import Any
 
-    from tdai_supervisor.decide.settings import GatewaySettings
+    from tdai_supervisor.decide.settings import GatewaySettings, Settings
 
 PATIENCE = 1.5  # s for the daemon's answer, of the 2 s that `status` may take
 
@@ -80,28 +80,36 @@ def offline(root: str) -> dict[str, Any]:
         "trouble": None,
         "failed_writes": 0,
     }
-    gateways, daemon["trouble"] = configured(root)
+    found, daemon["trouble"] = configured(root)
+    now = {"node": _package_version(found.install_dir), "embedded": __version__}
     return {
         "daemon": daemon,
         "root": root,
-        "gateways": [_from_record(root, g, about is not None) for g in gateways],
+        "gateways": [_from_record(root, g, about is not None, now) for g in found.gateways.values()],
         "attachments": client.attachments(root),
         "spools": None,  # only the daemon keeps a view of them; `spool list` looks for itself
     }
 
 
-def configured(root: str) -> tuple[list[GatewaySettings], str | None]:
-    """The configured Gateways, as this shell would start them, and what is wrong with supervisor.toml, if anything."""
+def configured(root: str) -> tuple[Settings, str | None]:
+    """The settings, see client.configured, and what is wrong with supervisor.toml, if anything."""
     from tdai_supervisor.decide import checks, settings
 
-    text = client.read_text_whole(paths.settings(root)) or ""
     try:
-        return list(settings.load(root, text, os.environ, os.path.exists).gateways.values()), None
+        return client.configured(root), None
     except checks.SettingsError as error:
-        return list(settings.load(root, "", {}).gateways.values()), str(error)
+        return settings.load(root, "", {}), str(error)
 
 
-def _from_record(root: str, settings: GatewaySettings, daemon_alive: bool) -> dict[str, Any]:
+def _package_version(install_dir: str) -> str | None:
+    """The version of the npm package in a directory, or None."""
+    places = (os.path.join(install_dir, p, "package.json") for p in ("", "MemoryCore"))
+    return next((about.get("version") for about in map(client.read_object, places) if about), None)
+
+
+def _from_record(
+    root: str, settings: GatewaySettings, daemon_alive: bool, installed: dict[str, str | None]
+) -> dict[str, Any]:
     name = settings.name
     record = client.read_object(paths.record(root, name)) or {}
     alive = client.record_process_lives(record)
@@ -112,13 +120,15 @@ def _from_record(root: str, settings: GatewaySettings, daemon_alive: bool) -> di
         cause = "no daemon: the Gateway runs without an owner until `memory-tencentdb-ctl start`"
     port = settings.port or record.get("port")
     host = record.get("host") or settings.host
+    kind = record.get("kind") or settings.kind
     return {
         "name": name,
         "want": client.read_text(paths.want(root, name)) or "down",
         "state": state or "STOPPED",
         "origin": record.get("origin") if alive else None,
-        "kind": record.get("kind") or settings.kind,
+        "kind": kind,
         "kind_cause": None,
+        "version": {"running": record.get("version") if alive else None, "installed": installed.get(kind)},
         "pid": record.get("pid") if alive else None,
         "host": host,
         "port": record.get("port") if alive else port,

@@ -13,6 +13,7 @@ import re
 from argparse import Namespace
 from typing import Any
 
+from tdai_supervisor import client
 from tdai_supervisor.cli import envelope, gateways, hermes, lifecycle, markers, observe, provider
 from tdai_supervisor.cli.envelope import Result, failure
 from tdai_supervisor.cli.spools import stamp
@@ -95,7 +96,7 @@ def _use(root: str, a: Namespace) -> Result:
         raise SettingsError(f"cannot find the profile {a.profile!r}: there are {', '.join(p['name'] for p in look())}")
     profile = found[0]
     name = own_name(a.profile) if a.gateway == "own" else None if a.gateway == "shared" else a.gateway
-    present = gateways.configured(root)
+    present = client.configured(root).gateways
     if name is not None and a.gateway != "own" and name not in present:
         raise SettingsError(f"cannot find a Gateway named {name!r}: configured are {', '.join(present)}")
     changes, proof = [], None
@@ -123,7 +124,7 @@ def _use(root: str, a: Namespace) -> Result:
 
 def _have(root: str, name: str, dry_run: bool) -> Result:
     """A Gateway of that name, configured and READY."""
-    if name not in gateways.configured(root):
+    if name not in client.configured(root).gateways:
         added = gateways.add(root, name, {}, dry_run=dry_run)
         if added.exit_code or dry_run:
             return added

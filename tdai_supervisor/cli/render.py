@@ -78,6 +78,10 @@ def _gateway(g: dict[str, Any]) -> str:
         lines.append(
             f"         changed since it was started: {', '.join(g['drift'])}; try `memory-tencentdb-ctl restart`"
         )
+    version = g.get("version") or {}
+    if version.get("running") and version["running"] != version["installed"]:
+        now = version["installed"] or "none"
+        lines.append(f"         running {version['running']}, installed {now}; try `memory-tencentdb-ctl restart`")
     if g.get("backoff_s") is not None:
         lines.append(f"         next try in {g['backoff_s']} s")
     if g.get("last_exit"):
@@ -201,7 +205,7 @@ def _changes(data: dict[str, Any]) -> list[str]:
 
 def _gateways(data: dict[str, Any]) -> str:
     lines = _changes(data)
-    for g in data["gateways"]:
+    for g in data.get("gateways", []):
         used = f"used by {', '.join(g['profiles'])}" if g.get("profiles") else "used by no profile"
         lines.append(f"{g['name']:<12} {g['state']:<8} {g['kind']:<8} {g['url'] or 'no port yet'}, {used}")
         lines.append(f"{'':<12} {g['data_dir']}: {g['cause']}")

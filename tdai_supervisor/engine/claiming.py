@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from tdai_supervisor import __version__
 from tdai_supervisor.decide import launch, paths
 from tdai_supervisor.decide.checks import SettingsError
 from tdai_supervisor.decide.model import Event
@@ -46,6 +47,7 @@ class Found:
     llm: Mapping[str, str] = dataclasses.field(default_factory=dict, repr=False)
     launched: Mapping[str, str] = dataclasses.field(default_factory=dict, repr=False)
     kind_cause: str = ""
+    version: str | None = None
 
     def close(self) -> None:
         """Let go what was not used."""
@@ -196,18 +198,19 @@ class Claiming:
             found.kind, found.kind_cause = "command", "configured"
             return
         if settings.kind == "embedded":
-            found.kind, found.kind_cause = "embedded", "configured"
+            found.kind, found.kind_cause, found.version = "embedded", "configured", __version__
             return
         try:
-            found.cwd = node.package(install)
+            # The version, not the link to it: a switch must not change the files under a Gateway that runs or respawns.
+            found.cwd = os.path.realpath(node.package(install))
             binary = node.find(settings.node, os.environ)
         except node.NodeError as error:
             if settings.kind == "node":
                 raise
-            found.kind, found.cwd = "embedded", settings.data_dir
+            found.kind, found.cwd, found.version = "embedded", settings.data_dir, __version__
             found.kind_cause = f"auto: {error}".replace("cannot run kind node: ", "")
             return
-        found.kind, found.node = "node", binary.path
+        found.kind, found.node, found.version = "node", binary.path, node.version_of(found.cwd)
         found.kind_cause = f"{'auto' if settings.kind == 'auto' else 'configured'}: {binary} in {found.cwd}"
 
     def _configure(self, found: Found) -> str | None:

@@ -8,19 +8,40 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from tdai_supervisor import gwconfig
+from tdai_supervisor.decide import paths
 from tdai_supervisor.decide import settings as names
 from tdai_supervisor.decide.checks import SettingsError
+from tdai_supervisor.decide.launch import PAYS
 from tdai_supervisor.decide.settings import GatewaySettings, Settings
 from tdai_supervisor.host import disk
 
-# Measured on the real Gateway with sqlite and no embedding provider: boot 3.3 -> 0.8 s, 593 -> 241 MB, same results;
-# and generation B's /recall answers an error with the default strategy.
-PAYS = {"memory.bm25.enabled": False, "memory.recall.strategy": "keyword"}
+log = logging.getLogger("tdai_supervisor")
+
+
+def read_settings(root: str, env: Mapping[str, str]) -> Settings:
+    """Settings from supervisor.toml and env. Raises SettingsError, also for a file that cannot be read."""
+    try:
+        text = disk.read(paths.settings(root)) or ""
+    except OSError as error:
+        raise SettingsError(f"cannot read {paths.settings(root)}: {error.strerror or error}") from None
+    return names.load(root, text, env, os.path.exists)
+
+
+def kept_environment(root: str) -> dict[str, str]:
+    """The names `start` saw when it started the daemon; empty where nothing is kept."""
+    try:
+        kept = disk.read_object(paths.environment(root))
+    except (OSError, ValueError) as error:
+        log.warning("Ignored %s: %s", paths.environment(root), error)
+        return {}
+    return {k: v for k, v in (kept or {}).items() if isinstance(v, str) and names.ENVIRONMENT_NAMES.fullmatch(k)}
 
 
 @dataclass(frozen=True)

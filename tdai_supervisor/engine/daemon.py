@@ -15,15 +15,14 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Mapping
 from typing import Any
 
 from tdai_supervisor import __version__
-from tdai_supervisor.decide import paths, settings
+from tdai_supervisor.decide import paths
 from tdai_supervisor.decide.checks import SettingsError
 from tdai_supervisor.decide.model import Event, State, Want
 from tdai_supervisor.decide.settings import Settings
-from tdai_supervisor.engine import configured, report, spools
+from tdai_supervisor.engine import configured, report
 from tdai_supervisor.engine.alerts import Alerts
 from tdai_supervisor.engine.attachments import Attachments
 from tdai_supervisor.engine.control import Control, listen
@@ -44,25 +43,6 @@ OWN_LOG_BYTES = 1024 * 1024  # of run/daemon.log, which has one backup
 LOCK_FD = "MEMORY_TENCENTDB_LOCK_FD"  # of the held lock, across the exec of HUP
 STOP_MARGIN = 20.0  # s over the longest kill_delay within which all Gateways have ended
 TICK = 5.0  # s between looks at our own lock, socket and pidfile, and the guards' ticks
-
-
-def read_settings(root: str, env: Mapping[str, str]) -> Settings:
-    """Settings from supervisor.toml and env. Raises SettingsError, also for a file that cannot be read."""
-    try:
-        text = disk.read(paths.settings(root)) or ""
-    except OSError as error:
-        raise SettingsError(f"cannot read {paths.settings(root)}: {error.strerror or error}") from None
-    return settings.load(root, text, env, os.path.exists)
-
-
-def kept_environment(root: str) -> dict[str, str]:
-    """The names `start` saw when it started the daemon; empty where nothing is kept."""
-    try:
-        kept = disk.read_object(paths.environment(root))
-    except (OSError, ValueError) as error:
-        log.warning("Ignored %s: %s", paths.environment(root), error)
-        return {}
-    return {k: v for k, v in (kept or {}).items() if isinstance(v, str) and settings.ENVIRONMENT_NAMES.fullmatch(k)}
 
 
 class Daemon:
@@ -156,7 +136,7 @@ class Daemon:
 
     def load(self) -> None:
         """Read the settings and make a Gateway of each name that is new; raises SettingsError."""
-        self.take(read_settings(self.root, self.env))
+        self.take(configured.read_settings(self.root, self.env))
 
     def take(self, fresh: Settings) -> None:
         """Use these settings: make a Gateway of each name that is new, end and forget those whose name is gone."""
@@ -344,19 +324,6 @@ class Daemon:
         log.info("Gateway %s: %s -> %s: %s", line["gateway"], line["from"], line["to"], line["cause"])
         self.files.journal(line)
 
-    def _drift(self) -> dict[str, list[str]]:
-        """In the worker: what each running Gateway was launched with and is no longer configured."""
-        try:
-            fresh = read_settings(self.root, self.env)
-        except SettingsError as error:
-            return {name: [str(error)] for name, g in self.gateways.items() if g.life is not None}
-        found = {}
-        for name, gateway in self.gateways.items():
-            if gateway.life is not None and not gateway.life.external and name in fresh.gateways:
-                values: dict[str, Any] | None = {} if gateway.kind == "command" else None
-                found[name] = configured.drift(fresh, fresh.gateways[name], gateway.launched, values)
-        return found
-
     @property
     def keeper_gone(self) -> bool:
         """Whether the process that started us as a keeper is no longer there."""
@@ -374,19 +341,3 @@ class Daemon:
             "trouble": self.files.trouble,
             "failed_writes": self.files.failures,
         }
-
-    async def describe(self) -> dict[str, Any]:
-        """status data, by the frozen contract."""
-        drift, spooled, attached = await self.worker.run(self._look_around)
-        return {
-            "daemon": self.about_me(),
-            "root": self.root,
-            "gateways": [report.status(g, drift.get(g.name, [])) for g in self.gateways.values()],
-            "attachments": attached,
-            "spools": spooled,
-        }
-
-    def _look_around(self) -> tuple[dict[str, list[str]], list[dict[str, Any]], list[dict[str, Any]]]:
-        """In the worker: drift, spools, attachments."""
-        spooled = [spool.as_json(time.time()) for spool in spools.look(self.root)]
-        return self._drift(), spooled, self.attachments.look(time.monotonic())

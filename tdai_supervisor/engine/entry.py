@@ -17,7 +17,8 @@ from typing import Any
 from tdai_supervisor.decide import paths, settings
 from tdai_supervisor.decide.checks import SettingsError
 from tdai_supervisor.decide.model import Want
-from tdai_supervisor.engine.daemon import OWN_LOG_BYTES, Daemon, kept_environment
+from tdai_supervisor.engine.configured import kept_environment
+from tdai_supervisor.engine.daemon import OWN_LOG_BYTES, Daemon
 from tdai_supervisor.engine.runfiles import recorded, recorded_settings
 from tdai_supervisor.engine.verbs import Verbs
 from tdai_supervisor.host import disk, process

@@ -73,6 +73,7 @@ class Gateway(Automaton):
         self.kind_cause = str(last.get("kind_cause") or "")
         launched = last.get("launched")
         self.launched: dict[str, str] = launched if isinstance(launched, dict) else {}
+        self.version: str | None = last.get("version")  # of the present life; kept across adoption like launched
         self.lease = Lease(settings.data_dir)
         self.log_fds: list[int] = []
         self.guards = Guards(self)
@@ -202,7 +203,7 @@ class Gateway(Automaton):
         self.life, self.port = life, found.port
         self.kind, self.kind_cause = found.kind, found.kind_cause or self.kind_cause
         if life.origin is not Origin.ADOPTED:  # an adopted one was launched with what its record says
-            self.launched = dict(found.launched)
+            self.launched, self.version = dict(found.launched), found.version
         cause = "first" if not self.deaths.times else "death"
         self.starts[cause] = self.starts.get(cause, 0) + (life.origin is Origin.SPAWNED)
         self.adoptions += life.origin is Origin.ADOPTED

@@ -24,7 +24,7 @@ def url(gateway: Gateway) -> str:
     return f"http://{f'[{host}]' if ':' in host else host}:{gateway.port}"
 
 
-def status(gateway: Gateway, drift: list[str]) -> dict[str, Any]:
+def status(gateway: Gateway, drift: list[str], installed: str | None) -> dict[str, Any]:
     """One element of status data `gateways`, by the frozen contract."""
     answer, now = gateway.health.answer, asyncio.get_running_loop().time()
     waiting = gateway.state is State.BACKOFF and gateway.next_try is not None
@@ -37,6 +37,7 @@ def status(gateway: Gateway, drift: list[str]) -> dict[str, Any]:
         "origin": str(gateway.origin) if gateway.origin else None,
         "kind": gateway.kind,
         "kind_cause": gateway.kind_cause,
+        "version": {"running": gateway.version if gateway.life else None, "installed": installed},
         "pid": gateway.shown.pid if gateway.shown else None,
         "host": gateway.settings.host,
         "port": gateway.port,
@@ -94,4 +95,5 @@ def record(gateway: Gateway, daemon: dict[str, Any]) -> dict[str, Any]:
         "restarts": gateway.restarts,
         "kind_cause": gateway.kind_cause,
         "launched": gateway.launched,
+        "version": gateway.version,
     }

@@ -14,7 +14,7 @@ from tdai_supervisor import __version__
 from tdai_supervisor.decide.attachments import by_profile
 from tdai_supervisor.decide.checks import SettingsError
 from tdai_supervisor.decide.model import Event, Origin, State, Want
-from tdai_supervisor.engine import metrics, spools
+from tdai_supervisor.engine import metrics, overview, spools
 from tdai_supervisor.engine.control import refusal, reply
 from tdai_supervisor.host import disk
 
@@ -69,7 +69,7 @@ class Verbs:
         return reply(self._daemon.about_me())
 
     async def _status(self, _: dict[str, Any]) -> dict[str, Any]:
-        return reply(await self._daemon.describe())
+        return reply(await overview.describe(self._daemon))
 
     async def _subscribe(self, _: dict[str, Any]) -> dict[str, Any]:
         return reply({"subscribed": "events"})
@@ -170,7 +170,7 @@ class Verbs:
         return reply({"pid": self._daemon.about["pid"]})
 
     async def _data(self, gateways: list[Gateway], warnings: list[dict[str, Any]]) -> dict[str, Any]:
-        about = await self._daemon.describe()
+        about = await overview.describe(self._daemon)
         names = {g.name for g in gateways}
         about["gateways"] = [g for g in about["gateways"] if g["name"] in names]
         return {**about, "warnings": warnings}

@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import glob
 import importlib.util
+import json
 import os
 import re
 import shutil
@@ -33,9 +34,13 @@ class Node:
         """Whether the Gateway runs on it."""
         return self.version is not None and self.version[:2] >= NEEDED
 
+    @property
+    def number(self) -> str | None:
+        """Its version as it prints it, or None where it did not tell."""
+        return None if self.version is None else "v" + ".".join(map(str, self.version))
+
     def __str__(self) -> str:
-        version = "unknown version" if self.version is None else "v" + ".".join(map(str, self.version))
-        return f"{self.path} ({version})"
+        return f"{self.path} ({self.number or 'unknown version'})"
 
 
 class NodeError(Exception):
@@ -99,21 +104,60 @@ def inspect(path: str) -> Node:
 
 @functools.lru_cache(maxsize=32)
 def _ask(path: str, _inode: int, _changed: int) -> Node:
+    match = _VERSION.fullmatch(_said(path, "--version"))
+    return Node(path, (int(match[1]), int(match[2]), int(match[3])) if match else None)
+
+
+def abi(path: str) -> str | None:
+    """The number of the binary interface that compiled parts of packages are made for, or None where it is not told."""
+    said = _said(path, "-p", "process.versions.modules")
+    return said if said.isdecimal() else None
+
+
+def _said(*argv: str) -> str:
+    """What a Node prints within 10 s, stripped; empty where it cannot run."""
     try:
         done = subprocess.run(
-            [path, "--version"], capture_output=True, text=True, timeout=10, check=False, stdin=subprocess.DEVNULL
+            argv, capture_output=True, text=True, timeout=10, check=False, stdin=subprocess.DEVNULL, errors="replace"
         )
     except (OSError, subprocess.SubprocessError):
-        return Node(path, None)
-    match = _VERSION.fullmatch(done.stdout.strip())
-    return Node(path, (int(match[1]), int(match[2]), int(match[3])) if match else None)
+        return ""
+    return done.stdout.strip() if done.returncode == 0 else ""
 
 
 def package(install_dir: str) -> str:
     """Where to run the package: install_dir, or MemoryCore below it. Raises NodeError saying what is missing."""
-    for place in (install_dir, os.path.join(install_dir, "MemoryCore")):
-        if os.path.isfile(os.path.join(place, SERVER)):
-            if not os.path.isdir(os.path.join(place, "node_modules", "tsx")):
-                raise NodeError(f"cannot run kind node: {place} has no node_modules with tsx; install its dependencies")
-            return place
-    raise NodeError(f"cannot run kind node: no {SERVER} in {install_dir}")
+    place = inner(install_dir)
+    if place is None:
+        raise NodeError(f"cannot run kind node: no {SERVER} in {install_dir}")
+    if not os.path.isdir(os.path.join(place, "node_modules", "tsx")):
+        raise NodeError(f"cannot run kind node: {place} has no node_modules with tsx; install its dependencies")
+    return place
+
+
+def inner(directory: str) -> str | None:
+    """The directory with the server: itself, or MemoryCore below it; None where neither has it."""
+    places = (directory, os.path.join(directory, "MemoryCore"))
+    return next((p for p in places if os.path.isfile(os.path.join(p, SERVER))), None)
+
+
+def about(place: str) -> dict[str, object]:
+    """package.json of a directory; empty where there is none that can be read."""
+    try:
+        with open(os.path.join(place, "package.json"), encoding="utf-8") as file:
+            value = json.load(file)
+    except (OSError, ValueError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def version_of(place: str) -> str | None:
+    """The version that package.json names, or None."""
+    version = about(place).get("version")
+    return version if isinstance(version, str) else None
+
+
+def installed(install_dir: str) -> str | None:
+    """The version of the package that the next start runs, or None where there is none."""
+    place = inner(install_dir)
+    return None if place is None else version_of(place)

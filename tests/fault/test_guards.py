@@ -160,15 +160,17 @@ def test_kind_auto_is_embedded_where_something_is_missing(kept: Kept, tmp_path: 
     """It runs all the same, and status says why it is not node."""
     bin_ = fake_node(tmp_path / "bin", "v22.16.0" if missing == "package" else "v18.0.0").parent
     install = tmp_path / "pkg" if missing == "package" else package(tmp_path / "pkg")
-    kept.write(f"[gateway.default]\nport = {kept.port}\n")
-    kept.start(TDAI_INSTALL_DIR=str(install), PATH=f"{bin_}:/usr/bin:/bin")
+    # Asked for by name: a test environment may have a Node of its own.
+    kept.write(f'[gateway.default]\nport = {kept.port}\nnode = "{bin_ / "node"}"\n')
+    kept.start(TDAI_INSTALL_DIR=str(install))
     found = kept.gateway()
     assert found["kind"] == "embedded"
     assert ("v18.0.0" if missing == "node" else "server.ts") in found["kind_cause"]
 
 
-def test_managers_are_searched_newest_first(tmp_path: Path) -> None:
+def test_managers_are_searched_newest_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """nvm, fnm, volta and asdf below HOME; the first that fits wins."""
+    monkeypatch.setattr(node.importlib.util, "find_spec", lambda _: None)  # no Node in the test environment
     env = {"HOME": str(tmp_path), "PATH": "/nonexistent"}
     with pytest.raises(node.NodeError, match=r"needed Node >= 22\.16"):
         node.find(None, env)
