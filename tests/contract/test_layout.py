@@ -122,7 +122,7 @@ def complaints(path: Path) -> Iterator[str]:
     for found in imports_of(path):
         where, other = f"{path.relative_to(CHECKOUT)}:{found.line}", ring_of(found.module)
         if other is not None:
-            if other in RINGS[ring] or (found.late and other in WHEN_NEEDED.get(own, ())):
+            if other in RINGS[ring] or ((found.late or found.for_types) and other in WHEN_NEEDED.get(own, ())):
                 continue
             yield f"{where}: {ring} imports {found.module}"
         elif is_standard(found.module):
