@@ -36,7 +36,7 @@ WHEN_NEEDED = {
     "tdai_supervisor.cli.service": {"host"},
     "tdai_supervisor.cli.config": {"host"},  # the atomic write, the check call
     "tdai_supervisor.cli.doctor": {"host"},  # the check call
-    "tdai_supervisor.cli.kinds": {"host"},  # whether the package could run
+    "tdai_supervisor.cli.kinds": {"host"},  # whether the package could run, the lock
     "tdai_supervisor.cli.package": {"host"},  # npm, Node, versions, the trial
     "tdai_supervisor.cli.hermes": {"host"},  # the atomic write
     "tdai_supervisor.cli.tables": {"host"},  # the atomic write, the lock
