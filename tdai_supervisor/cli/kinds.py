@@ -16,6 +16,7 @@ from tdai_supervisor import client
 from tdai_supervisor.cli import carry, data, observe, tables
 from tdai_supervisor.cli.envelope import FAILED, NOT_CONFIGURED, NOT_INSTALLED, Result, failure
 from tdai_supervisor.cli.progress import Progress
+from tdai_supervisor.decide import paths
 
 if TYPE_CHECKING:
     from tomlkit import TOMLDocument
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 
 def use(root: str, a: Namespace) -> Result:
     """The verb `gateway use`."""
+    from tdai_supervisor.host import disk, locks
+
     kind, name = a.kind, a.name or "default"
     chosen = client.configured(root)
     gateway = chosen.gateways.get(name)
@@ -41,18 +44,21 @@ def use(root: str, a: Namespace) -> Result:
             hint = "nothing was changed; try `memory-tencentdb-ctl gateway install`"
             return failure("gateway", "not-installed", f"cannot use node: {cause}", hint, NOT_INSTALLED)
     seen = observe.status(root, name)
-    if seen.data is None or not isinstance(seen.data["daemon"]["running"], bool):
-        return seen.but(command="gateway")
-    if seen.errors:  # a daemon that does not answer: nothing could be taken back
-        return seen.but(command="gateway", exit_code=FAILED)
+    if seen.data is None or seen.errors:  # without an answer of the daemon nothing could be taken back
+        return seen.but(command="gateway", data=None, exit_code=FAILED)
     try:
         waiting = carry.waiting(kind, gateway.data_dir)
         if a.dry_run:
             todo = waiting.turns - waiting.already
             change = f"set kind = {kind} for {name} and carry {todo} of {waiting.turns} turns over"
             return Result("gateway", {"dry_run": True, "name": name, "kind": kind, "changes": [change]})
-        with Progress(f"gateway use {kind}") as progress:
+        disk.private_dir(root)
+        lock = os.path.join(disk.private_dir(paths.run(root)), f"{name}.use.lock")
+        with Progress(f"gateway use {kind}") as progress, locks.exclusive(lock):
             return _Use(root, name, kind, gateway.kind, progress).run(seen.data, waiting)
+    except locks.BusyError:
+        message = f"cannot use {kind}: another `gateway use` is at work for {name}"
+        return failure("gateway", "busy", message, "try again when it has ended")
     except (OSError, sqlite3.Error, data.DataError) as error:
         return failure(
             "gateway", "data", f"cannot use {kind}: {error}", "nothing was changed; mend that, then try again"

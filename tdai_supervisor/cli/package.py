@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from tdai_supervisor import client, gwconfig
 from tdai_supervisor.cli import data, observe
-from tdai_supervisor.cli.envelope import NOT_INSTALLED, Result, failure
+from tdai_supervisor.cli.envelope import NOT_INSTALLED, USAGE, Result, failure
 from tdai_supervisor.cli.progress import Progress
 from tdai_supervisor.decide import launch, settings
 from tdai_supervisor.decide.model import COOKIE_NAME, Cookie
@@ -42,8 +42,12 @@ class InstallError(Exception):
 
 def install(root: str, a: Namespace) -> Result:
     """The verb `gateway install`."""
-    from tdai_supervisor.host.versions import BusyError, Versions
+    from tdai_supervisor.host.locks import BusyError
+    from tdai_supervisor.host.versions import Versions, safe_version
 
+    if a.version is not None and safe_version(a.version) is None:
+        message = f"cannot install: {a.version} is no exact version"
+        return failure("gateway", "usage", message, "try one like 1.0.2", USAGE)
     given = a.package or PACKAGE
     chosen = client.configured(root)
     versions = Versions(chosen.install_dir)
@@ -171,7 +175,7 @@ def _next(root: str) -> Iterator[str]:
     """What a user has to do so that it runs."""
     for g in (observe.status(root, None).data or {}).get("gateways", []):
         if g["kind"] == "embedded":
-            yield f"to run it as {g['name']}: memory-tencentdb-ctl gateway use node {g['name']}"
+            yield f"to run it as {g['name']}, with its conversations: memory-tencentdb-ctl gateway use node {g['name']}"
         elif g["kind"] == "node" and g["version"]["running"] not in (None, g["version"]["installed"]):
             yield f"{g['name']} runs {g['version']['running']} until: memory-tencentdb-ctl restart {g['name']}"
 
@@ -262,7 +266,10 @@ class _Maker:
             raise sources.SourceError(f"{given} has no package.json with a version")
         if lacking := sources.missing(place, about):
             self._progress.step(f"bringing the dependencies of {version} ({len(lacking)} are missing)")
-            npm.install(self._npm(), place, self._environment(stage))
+            # Older versions run through tsx and do not name it.
+            named = about.get("dependencies")
+            further = [name for name in lacking if not isinstance(named, dict) or name not in named]
+            npm.install(self._npm(), place, self._environment(stage), further)
         if lacking := sources.missing(place, about):
             raise sources.SourceError(f"{given} lacks {', '.join(lacking[:5])} in its node_modules")
         return {

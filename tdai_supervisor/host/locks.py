@@ -142,6 +142,24 @@ class Lease:
         return True
 
 
+class BusyError(Exception):
+    """Another process holds the lock."""
+
+
+@contextlib.contextmanager
+def exclusive(path: str) -> Iterator[None]:
+    """The lock of a file, for work that two must not do at once. Raises BusyError at once, OSError."""
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise BusyError(path) from None
+        yield
+    finally:
+        os.close(fd)
+
+
 @contextlib.contextmanager
 def keeper_lock(root: str) -> Iterator[None]:
     """The lock under which a keeper is brought up or ended, so that many `start` at once bring up one.

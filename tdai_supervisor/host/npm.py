@@ -45,10 +45,13 @@ def fetch(npm: Sequence[str], spec: str, into: str, env: Mapping[str, str]) -> s
     return found[0]
 
 
-def install(npm: Sequence[str], place: str, env: Mapping[str, str]) -> None:
-    """Bring the dependencies of the package in a directory, as its lock file says where it has one. Raises NpmError."""
+def install(npm: Sequence[str], place: str, env: Mapping[str, str], further: Sequence[str] = ()) -> None:
+    """Bring the dependencies of the package in a directory, as its lock file says where it has one, and further ones.
+
+    Raises NpmError.
+    """
     # Said on the command line: a user's own `omit` or `ignore-scripts` must not decide what runs as the Gateway.
-    _run([*npm, "install", "--omit=dev", "--include=optional", *QUIET], place, env, INSTALL_WITHIN)
+    _run([*npm, "install", *further, "--omit=dev", "--include=optional", *QUIET], place, env, INSTALL_WITHIN)
 
 
 def _run(argv: Sequence[str], cwd: str, env: Mapping[str, str], within: float) -> None:

@@ -20,7 +20,7 @@ from tdai_supervisor.decide.launch import INSTALLED, SERVER
 from tdai_supervisor.host import node
 
 Kind = Literal["registry", "archive", "directory"]
-_NAME = re.compile(r"(@[a-z0-9~_-][a-z0-9._~-]*/)?[a-z0-9~_-][a-z0-9._~-]*")
+_NAME = re.compile(r"(@[a-z0-9~][a-z0-9._~-]*/)?[a-z0-9~][a-z0-9._~-]*")
 _NOT_COPIED = (".git", "node_modules", INSTALLED)
 HIDDEN_LOCK = "node_modules/.package-lock.json"  # what npm itself says is installed there
 

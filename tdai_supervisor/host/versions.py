@@ -13,7 +13,6 @@ goes only when it is neither current nor the one before, and no process of ours 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import re
@@ -24,14 +23,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from tdai_supervisor.decide.launch import INSTALLED
-from tdai_supervisor.host import disk, tree
+from tdai_supervisor.host import disk, locks, tree
 
 ASIDE, STAGE = "before-", ".stage-"
 END_WITHIN = 10.0  # s for leftovers to go
-
-
-class BusyError(Exception):
-    """Another process installs there now."""
 
 
 class Versions:
@@ -45,16 +40,9 @@ class Versions:
     def held(self) -> Iterator[None]:
         """Hold the lock, with what a killed run left behind cleared away. Raises BusyError, OSError."""
         disk.private_dir(self.folder)
-        fd = os.open(os.path.join(self.folder, ".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-        try:
-            try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise BusyError from None
+        with locks.exclusive(os.path.join(self.folder, ".lock")):
             self._heal()
             yield
-        finally:
-            os.close(fd)
 
     def _heal(self) -> None:
         # First the processes: one that still writes would bring back what is removed.

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
 import signal
 import sqlite3
 import sys
@@ -195,6 +197,25 @@ def test_without_a_daemon(installed: Ctl) -> None:
     assert "this command again" in done.data["changes"][-1]
     ctl.start()
     assert use(ctl, "node") == counts(1, 1)
+    assert ctl("stop").code == 0
+
+
+def test_two_at_once_and_a_daemon_that_does_not_answer(installed: Ctl) -> None:
+    """Each is said in one line, and nothing is changed."""
+    ctl = installed
+    with open(Path(ctl.root, "run", "default.use.lock"), "w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        done = ctl("gateway", "use", "node", "--json")
+    assert (done.code, done.json["errors"][0]["code"]) == (1, "busy")
+    pid = ctl.status()["daemon"]["pid"]
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        done = ctl("gateway", "use", "node")
+        assert (done.code, done.out, len(done.err.splitlines())) == (1, "", 1)
+        assert str(pid) in done.err
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    assert 'kind = "embedded"' in ctl.file("supervisor.toml")
     assert ctl("stop").code == 0
 
 

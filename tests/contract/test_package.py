@@ -214,7 +214,10 @@ def test_two_at_once(ctl: Ctl, bin_: Path, tmp_path: Path) -> None:
 
 
 def test_from_the_registry_through_npm(ctl: Ctl, bin_: Path, tmp_path: Path) -> None:
-    """pack, then install what is missing: no scripts, optional packages stay, development does not come."""
+    """pack, then install what is missing: no scripts, optional packages stay, development does not come.
+
+    Where the package does not name tsx, it comes all the same.
+    """
     bare = npm_package.archive(npm_package.make(tmp_path / "bare", "2.0.0", bundled=False), tmp_path / "bare.tgz")
     npm_package.npm(bin_, f'[ "$1" = pack ] && cp "{bare}" . && exit 0\nmkdir -p node_modules/tsx node_modules/zod')
     done = ctl("gateway", "install", "--version", "2.0.0", "--json")
@@ -224,6 +227,11 @@ def test_from_the_registry_through_npm(ctl: Ctl, bin_: Path, tmp_path: Path) -> 
     assert pack.startswith(f"pack {npm_package.NAME}@2.0.0 ")
     for word in ("install", "--omit=dev", "--include=optional", "--ignore-scripts"):
         assert word in rest.split()
+    assert "tsx" not in rest.split()
+    old = npm_package.make(tmp_path / "old", "1.9.0", bundled=False)
+    (old / "package.json").write_text('{"version": "1.9.0"}')
+    install(ctl, old)
+    assert (bin_ / "npm.calls").read_text().splitlines()[-1].split()[:2] == ["install", "tsx"]
     assert "optional" not in [w.partition("=")[2] for w in rest.split() if w.startswith("--omit")]
 
 
@@ -286,6 +294,7 @@ def test_a_dry_run_changes_nothing(ctl: Ctl, tmp_path: Path) -> None:
     assert done.data["changes"]
     assert not Path(ctl.root).exists()
     assert ctl("gateway", "install", "--package", "/nowhere", "--dry-run").code == 1
+    assert ctl("gateway", "install", "--version", "git+ssh://x").code == 2
 
 
 def test_with_a_real_node_and_npm(ctl: Ctl, tmp_path: Path) -> None:
