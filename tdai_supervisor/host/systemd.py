@@ -141,8 +141,8 @@ class Unit:
         if self._state() == "idle":
             return True
         if at_once:
-            self.do("stop", "--no-block", self.unit)
-            return True
+            # KILL first: TERM would wake a stopped daemon for long enough to begin what is then done again.
+            self.ask("kill", "--signal=KILL", "--kill-who=main", self.unit)
         self.do("stop", self.unit, timeout=STOPPING)
         return self._state() == "idle"
 

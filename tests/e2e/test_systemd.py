@@ -249,6 +249,23 @@ def test_the_command_and_the_unit(service: Service) -> None:
     assert not [line for line in service.processes() if "supervisor.supervisord" in line]
 
 
+def test_stop_of_a_stuck_daemon(service: Service) -> None:
+    """SIGSTOP, then `stop`: the daemon is ended, not started again, and the Gateway is told once."""
+    daemon, gateway = service.main_pid(), service.gateway()["pid"]
+    service.kill("STOP", daemon)
+    done = service.ctl("stop")
+    if service.kind == "system":
+        assert done.code == 4, done
+        assert f"sudo systemctl stop {service.unit}" in done.err
+        assert service.terms() == []
+        assert service.systemctl("stop", service.unit).code == 0
+    else:
+        assert done.code == 0, done
+    assert service.show("ActiveState") in ("inactive", "failed")
+    assert service.processes() == []
+    assert service.terms() == [gateway]
+
+
 def test_a_daemon_that_does_not_stop(service: Service) -> None:
     """Its time to stop is up: it is killed, and its Gateway is told to end once, by the sweep."""
     service.drop_in("TimeoutStopSec=1\\nKillSignal=SIGURG")  # a signal that nobody hears
