@@ -207,8 +207,19 @@ def _wait_for_daemon(root: str, keeper: Keeper, old: int | None) -> None:
 
 def stop(root: str, name: str | None) -> Result:
     """End one Gateway, or all of them and then daemon and keeper. Starts nothing."""
+    import subprocess
+
     if not os.path.isdir(paths.run(root)):
         return _nothing_to_stop(root, name)
+    try:
+        return _stop(root, name)
+    except PermissionError as error:
+        return _not_permitted("stop", root, error)
+    except subprocess.SubprocessError as error:
+        return failure("stop", "keeper", f"cannot end the keeper: {error}", "try `memory-tencentdb-ctl service status`")
+
+
+def _stop(root: str, name: str | None) -> Result:
     try:
         _daemon(root)
         about = client.daemon_process(root)
@@ -216,8 +227,6 @@ def stop(root: str, name: str | None) -> Result:
         if name is not None or result.exit_code:
             return result
         return _end_keeper(root, about, result)
-    except PermissionError as error:
-        return _not_permitted("stop", root, error)
     except RuntimeError:
         return _stop_without_daemon(root, name, stuck=True)
     except _GoneError:

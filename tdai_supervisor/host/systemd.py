@@ -122,8 +122,12 @@ class Unit:
 
     def bring_up(self, env: Mapping[str, str], stop_wait: float) -> str | None:
         """Start the unit; a limit on its starts that it ran into is forgotten. It has an environment of its own."""
-        with contextlib.suppress(OSError, subprocess.SubprocessError):
-            self.ask("reset-failed", self.unit)
+        if self.show("ActiveState").get("ActiveState") == "failed":
+            try:
+                self.do("reset-failed", self.unit)
+            except PrivilegeError as error:
+                error.command += f" && sudo systemctl start {self.unit}"
+                raise
         # Not waited for: a copy that waits for the lock is READY only when the daemon that has it leaves.
         self.do("start", "--no-block", self.unit)
         return None
@@ -137,8 +141,8 @@ class Unit:
         if self._state() == "idle":
             return True
         if at_once:
-            self.do("stop", "--no-block", self.unit)
-            return True
+            # KILL first: TERM would wake a stopped daemon for long enough to begin what is then done again.
+            self.ask("kill", "--signal=KILL", "--kill-who=main", self.unit)
         self.do("stop", self.unit, timeout=STOPPING)
         return self._state() == "idle"
 

@@ -13,7 +13,7 @@ from tdai_supervisor.decide.settings import GatewaySettings, Policy
 from tests.support.reference import actions_of, reference, split
 
 CHECKOUT = Path(__file__).resolve().parents[2]
-DOCUMENTS = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/architecture.md", "docs/cli.md")
+DOCUMENTS = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/architecture.md", "docs/cli.md", "docs/service.md")
 CLI = (CHECKOUT / "docs/cli.md").read_text(encoding="utf-8")
 # Attributes of GatewaySettings that are no keys of supervisor.toml.
 NOT_KEYS = {"name", "config_file", "log_dir", "api_key"}

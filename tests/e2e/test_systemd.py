@@ -196,6 +196,24 @@ def test_a_stuck_daemon_is_replaced(service: Service) -> None:
     assert service.show("NRestarts") == "1"
 
 
+def test_a_storm_ends_and_start_begins_anew(service: Service) -> None:
+    """Two starts again, and no third: failed, the Gateway serves on; `start` (or the command it names) adopts it."""
+    service.drop_in("RestartSec=100ms\\n[Unit]\\nStartLimitBurst=2")
+    daemon, gateway = 0, service.gateway()["pid"]
+    for _ in range(3):
+        daemon = service.main_pid(but=daemon)
+        service.kill("KILL", daemon)
+    wait_for(lambda: service.show("ActiveState") == "failed", 10)
+    started = service.ctl("start", "--json")
+    if service.kind == "system":
+        assert started.code == 4, started
+        assert f"reset-failed {service.unit} && sudo systemctl start" in started.json["errors"][0]["hint"]
+        assert service.systemctl("reset-failed", service.unit).code == 0
+        assert service.systemctl("start", service.unit).code == 0
+    assert service.gateway()["pid"] == gateway
+    assert service.terms() == []
+
+
 def test_reload_restart_stop(service: Service) -> None:
     """reload: same pids. restart: another daemon and Gateway. stop: one TERM, nobody left, what is wanted stays."""
     daemon, gateway = service.main_pid(), service.gateway()["pid"]
@@ -229,6 +247,23 @@ def test_the_command_and_the_unit(service: Service) -> None:
         assert service.ctl("start").code == 0
     assert service.status()["daemon"]["pid"] == service.main_pid()
     assert not [line for line in service.processes() if "supervisor.supervisord" in line]
+
+
+def test_stop_of_a_stuck_daemon(service: Service) -> None:
+    """SIGSTOP, then `stop`: the daemon is ended, not started again, and the Gateway is told once."""
+    daemon, gateway = service.main_pid(), service.gateway()["pid"]
+    service.kill("STOP", daemon)
+    done = service.ctl("stop")
+    if service.kind == "system":
+        assert done.code == 4, done
+        assert f"sudo systemctl stop {service.unit}" in done.err
+        assert service.terms() == []
+        assert service.systemctl("stop", service.unit).code == 0
+    else:
+        assert done.code == 0, done
+    assert service.show("ActiveState") in ("inactive", "failed")
+    assert service.processes() == []
+    assert service.terms() == [gateway]
 
 
 def test_a_daemon_that_does_not_stop(service: Service) -> None:
