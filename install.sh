@@ -11,11 +11,13 @@
 
 usage() {
     cat <<'END'
-usage: ./install.sh [--start] [--hermes-profile NAME | --all] [--root DIR] [--wheelhouse DIR] [--no-service]
-                    [--for-user NAME] [--dry-run]
+usage: ./install.sh [--start] [--user | --system] [--hermes-profile NAME | --all] [--root DIR] [--wheelhouse DIR]
+                    [--no-service] [--for-user NAME] [--dry-run]
        ./install.sh --uninstall [--purge] [--root DIR] [--dry-run]
 
   --start           start the memory Gateway when all is in place, and wait until it is READY
+  --user            have the user's own systemd keep the daemon, so that it starts with the first login
+  --system          as root: have the system's systemd keep it, so that it starts with the machine
   --hermes-profile NAME   then make it the memory of this Hermes profile (--all: of every profile)
   --root DIR        where everything goes (default: $MEMORY_TENCENTDB_ROOT, else ~/.memory-tencentdb)
   --wheelhouse DIR  install from the wheels in DIR, without a network
@@ -37,8 +39,8 @@ main() {
     # pip and Python must not be led elsewhere by what the caller happens to have set.
     unset CDPATH PYTHONPATH PYTHONHOME PIP_TARGET PIP_PREFIX PIP_ROOT PIP_USER
     COMMAND=memory-tencentdb-ctl
-    MODE=install START='' SERVICE=yes PURGE='' DRY='' WHEELHOUSE='' FOR_USER='' PROFILE=''
-    ROOT="${MEMORY_TENCENTDB_ROOT-}"
+    MODE=install START='' SERVICE=yes PURGE='' DRY='' WHEELHOUSE='' FOR_USER='' PROFILE='' UNIT=''
+    ASKED_ROOT="${MEMORY_TENCENTDB_ROOT-}"
     parse "$@"
     [ -n "${HOME-}" ] || fail "HOME is not set" "set it to your home directory"
     choose_paths
@@ -64,6 +66,7 @@ parse() {
                 exit 0
                 ;;
             --all) PROFILE=--all ;;
+            --user | --system) UNIT=${1#--} ;;
             --root | --wheelhouse | --for-user | --hermes-profile)
                 [ -n "${2-}" ] || misuse "$1 needs a value"
                 take "$1" "$2"
@@ -76,12 +79,19 @@ parse() {
     done
     if [ -n "$PURGE" ] && [ "$MODE" != uninstall ]; then misuse "--purge goes with --uninstall"; fi
     if [ -n "$START" ] && [ "$MODE" = uninstall ]; then misuse "--start does not go with --uninstall"; fi
-    if [ -n "$START" ] && [ -z "$SERVICE" ]; then misuse "--start does not go with --no-service"; fi
+    if [ -n "$START$UNIT" ] && [ -z "$SERVICE" ]; then misuse "--start, --user and --system do not go with --no-service"; fi
+    # The part of a --system that is the user's own: root does the rest when it is done.
+    if [ -n "${INSTALL_PROGRAM_ONLY-}" ]; then
+        [ "$(id -u)" != 0 ] || fail "INSTALL_PROGRAM_ONLY is set" "unset INSTALL_PROGRAM_ONLY"
+        UNIT='' START=''
+    elif [ "$UNIT" = system ] && [ "$MODE" = install ] && [ "$(id -u)" != 0 ]; then
+        fail "only root may have the system's systemd keep it" "sudo ./install.sh --system, or --user"
+    fi
 }
 
 take() {
     case $1 in
-        --root) ROOT=$2 ;;
+        --root) ASKED_ROOT=$2 ;;
         --wheelhouse) WHEELHOUSE=$2 ;;
         --for-user) FOR_USER=$2 ;;
         --hermes-profile) PROFILE=$2 ;;
@@ -122,7 +132,7 @@ absolute() {
 
 choose_paths() {
     SOURCES=$(cd -- "$(dirname -- "$0")" && pwd -P)
-    ROOT=$(absolute "${ROOT:-$HOME/.memory-tencentdb}")
+    ROOT=$(absolute "${ASKED_ROOT:-$HOME/.memory-tencentdb}")
     while [ "$ROOT" != "${ROOT%/}" ]; do ROOT=${ROOT%/}; done
     case $ROOT in
         '' | "$HOME") fail "the root would be ${ROOT:-/} itself" "--root DIR with a directory of its own" ;;
@@ -192,20 +202,37 @@ change_user() {
         fail "only root may do that for $user" "as that user, or with sudo"
     fi
     say "going on as $user"
+    [ "$UNIT" = system ] || [ "$MODE" = uninstall ] || exec_as "$user" /bin/sh "$SOURCES/install.sh" "$@"
+    # A unit of the system is root's to write and to remove; everything else is the user's.
+    HOME=$("$PY" -I -B -c 'import pwd, sys; print(pwd.getpwnam(sys.argv[1]).pw_dir)' "$user")
+    choose_paths
+    if [ "$MODE" = uninstall ]; then
+        [ -n "$DRY" ] || [ ! -x "$CTL" ] || "$CTL" --root "$ROOT" service uninstall --system >/dev/null || exit $?
+        exec_as "$user" /bin/sh "$SOURCES/install.sh" "$@"
+    fi
+    (exec_as "$user" /usr/bin/env INSTALL_PROGRAM_ONLY=yes /bin/sh "$SOURCES/install.sh" "$@") || exit $?
+    step "have the system's systemd keep it" install_unit
+    [ -z "$START" ] || [ -n "$DRY" ] || exec_as "$user" "$CTL" --root "$ROOT" start
+    exit 0
+}
+
+# exec_as USER COMMAND... : become that user, in an environment of his own.
+exec_as() {
     exec "$PY" -I -B -c '
 import os, pwd, sys
-name, script, arguments = sys.argv[1], sys.argv[2], sys.argv[3:]
+name, command = sys.argv[1], sys.argv[2:]
 user = pwd.getpwnam(name)
 os.initgroups(name, user.pw_gid)
 os.setgid(user.pw_gid)
 os.setuid(user.pw_uid)
-if not os.access(script, os.R_OK):
+script = next((word for word in command if word.endswith("/install.sh")), None)
+if script is not None and not os.access(script, os.R_OK):
     sys.exit("cannot install for %s: %s cannot be read by that user; try: a clone that can" % (name, script))
 ours = ("SUDO_", "XDG_", "INSTALL_AS_USER")
 env = {k: v for k, v in os.environ.items() if not k.startswith(ours)}
 env.update(HOME=user.pw_dir, USER=name, LOGNAME=name)
-os.execve("/bin/sh", ["sh", script] + arguments, env)
-' "$user" "$SOURCES/install.sh" "$@"
+os.execve(command[0], command, env)
+' "$@"
 }
 
 # -- install and upgrade ----------------------------------------------------------------------------------------------
@@ -228,6 +255,7 @@ install() {
     [ "$ROOT" != "$HOME/.memory-tencentdb" ] || migrate
     if [ -n "$SERVICE" ]; then restart_daemon; fi
     [ -n "$DRY" ] || clean
+    [ -z "$UNIT" ] || step "have the ${UNIT}'s systemd keep it" install_unit
     if [ -n "$START" ]; then
         step "start the memory Gateway" start_gateway
     fi
@@ -512,6 +540,10 @@ enable_hermes() {
         *) set -- --profile "$PROFILE" ;;
     esac
     "$CTL" --root "$ROOT" hermes enable "$@" 9>&- || exit $?
+}
+
+install_unit() {
+    "$CTL" --root "$ROOT" service install "--$UNIT" ${START:+--now} 9>&- || exit $?
 }
 
 start_gateway() {

@@ -216,6 +216,8 @@ def _service_verbs(verbs: Any, common: argparse.ArgumentParser) -> None:
     }
     for name, help_ in helps.items():
         sub = actions.add_parser(name, help=help_, description=help_, parents=[common])
+        if name == "install":
+            sub.add_argument("--now", action="store_true", help="start it too, where no daemon lives")
         which = sub.add_mutually_exclusive_group()
         which.add_argument("--user", action="store_true", help="the user's own systemd (default where it answers)")
         which.add_argument("--system", action="store_true", help="the system's systemd, as root")

@@ -1,7 +1,7 @@
 """service install, uninstall, status: have systemd keep the daemon.
 
 Invariants: only who keeps changes, never what runs: a daemon that lives is moved with its Gateways, and none is started
-where none lived; a unit of another root is never touched; with --dry-run nothing is written.
+where none lived, but with --now; a unit of another root is never touched; with --dry-run nothing is written.
 """
 
 from __future__ import annotations
@@ -82,6 +82,9 @@ def install(root: str, a: Namespace) -> Result:
         return failure(
             "service", "not-moved", message, f"try `journalctl {'' if unit.user else '--user '}-u {unit.unit}`"
         )
+    if a.now and client.daemon_process(root) is None:
+        unit.do("start", unit.unit, timeout=MOVE)
+        changes.append(f"started {unit.unit}")
     return _described(root, changes)
 
 

@@ -183,7 +183,7 @@ def test_without_privileges(monkeypatch: pytest.MonkeyPatch, ctl: Ctl, systemd: 
     program.write_text('#!/bin/sh\ncase "$*" in *Version*) echo Version=252 ;; *) exit 1 ;; esac\n')
     monkeypatch.setenv("PATH", ctl.env["PATH"])
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    asked = Namespace(action="install", system=True, user=False, dry_run=False)
+    asked = Namespace(action="install", system=True, user=False, now=False, dry_run=False)
     result = service.run(ctl.root, asked)
     assert result.exit_code == 4
     hint = result.errors[0]["hint"]
