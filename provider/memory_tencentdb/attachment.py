@@ -10,6 +10,8 @@ Invariants:
 
 from __future__ import annotations
 
+import errno
+import json
 import logging
 import os
 import time
@@ -17,7 +19,7 @@ import weakref
 from typing import Any
 
 from . import proof
-from .settings import Settings, write_json
+from .settings import Settings
 
 logger = logging.getLogger(__name__)
 
@@ -44,7 +46,7 @@ class Attachment:
             "spool": settings.spool,
             "open": [],
         }
-        self._folder = folder
+        self._folder, self._size = folder, 0
         self._removal = weakref.finalize(owner, _remove, self.path, pid)
 
     def show(self, session: str, open_: list[str]) -> bool:
@@ -60,12 +62,23 @@ class Attachment:
                 if not os.path.isdir(os.path.dirname(self._folder)):
                     return True
                 os.makedirs(self._folder, mode=0o700, exist_ok=True)
-            write_json(self.path, about)
+            self._write(about)
         except OSError as error:
             logger.info("memory_tencentdb: the daemon does not know of this session: %s", error)
             return False
         self._about = about
         return True
+
+    def _write(self, about: dict[str, Any]) -> None:
+        """In place by one write, padded so that nothing old is left: a rename over it may wait for the disk (ext4)."""
+        data = (json.dumps(about) + "\n").encode().ljust(self._size)
+        fd = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        try:
+            if os.write(fd, data) != len(data):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), self.path)
+        finally:
+            os.close(fd)
+        self._size = len(data)
 
     def end(self) -> None:
         """Remove it; again does nothing."""

@@ -116,7 +116,7 @@ class TencentDBMemoryProvider(hooks.Faults, hooks.SetupHooks, _Base):  # type: i
             self._attachment.end()
         self._attachment = Attachment(self, settings, self._profile)
         if settings.autostart:
-            hooks.aside("autostart").start_once(settings.root)
+            hooks.aside("autostart").start_once(settings.root, settings.home)
         logger.info("memory_tencentdb: %s", self._endpoint.describe())
         for warning in settings.warnings:
             logger.warning("memory_tencentdb: %s", warning)

@@ -7,6 +7,7 @@ until it ends; a shared Gateway is called shared.
 
 from __future__ import annotations
 
+import filecmp
 import hashlib
 import os
 import re
@@ -55,9 +56,12 @@ def described(profiles: list[hermes.Profile], seen: list[dict[str, Any]]) -> lis
     found = []
     for profile, about in zip(profiles, seen, strict=True):
         last = stamp(about["spool"]["last_delivered"])
+        current = _same(os.path.realpath(profile.plugin_path), source)
+        if not current and profile.plugin in ("linked", "copied"):
+            profile.notes.append("its plugin is not that of this installation; try `hermes enable --profile NAME`")
         more = {
             "last_delivered": last,
-            "current": os.path.realpath(profile.plugin_path) == source,
+            "current": current,
             "notes": profile.notes + ([about["trouble"]] if about["trouble"] else []),
             "spool": about["spool"] | {"last_delivered": last},
         }
@@ -67,6 +71,14 @@ def described(profiles: list[hermes.Profile], seen: list[dict[str, Any]]) -> lis
         one["shared_with"] = same if one["enabled"] else []
         one["shared"] = bool(one["shared_with"])
     return found
+
+
+def _same(plugin: str, source: str) -> bool:
+    """Whether a plugin directory is that of this installation, or a copy of it as it is now."""
+    if plugin == source or not os.path.isdir(plugin):
+        return plugin == source
+    names = [n for n in os.listdir(source) if n.endswith(".py")]
+    return not any(filecmp.cmpfiles(source, plugin, names, shallow=False)[1:])
 
 
 def _uses(profile: dict[str, Any]) -> tuple[str, ...]:

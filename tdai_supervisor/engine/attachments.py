@@ -118,15 +118,20 @@ class Attachments:
             self._dead.discard(name)
             self._elsewhere.add(name)
             return
-        sessions = [s for s in content.get("open") or [] if isinstance(s, str) and s]
+        # What a command line cannot carry is not ended: an end is a courtesy.
+        sessions = [s for s in content.get("open") or [] if isinstance(s, str) and s.isprintable() and 0 < len(s) < 500]
         if sessions and isinstance(content.get("spool"), str):
             self._left[name] = Left(content["spool"], sessions[:ENDS_AT_ONCE], now)
             return
         self._remove(name)
 
     def _remove(self, name: str) -> None:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(os.path.join(self._folder, name))
+        try:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(os.path.join(self._folder, name))
+        except OSError as error:
+            log.warning("cannot remove the attachment %s of a dead session: %s", name, error.strerror)
+            self._elsewhere.add(name)
         self._dead.discard(name)
         self._left.pop(name, None)
 

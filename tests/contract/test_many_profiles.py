@@ -241,3 +241,29 @@ def test_spool_mistakes(ctl: Ctl, hermes: Path) -> None:
     assert "GONE" in ctl("spool", "list").out
     assert ctl("spool", "drop", other.path).code == 0
     assert len(ctl("spool", "list", "--json").data["spools"]) == 1
+
+
+def test_a_session_that_delivers_has_the_right_of_way(ctl: Ctl, hermes: Path) -> None:
+    """While another process holds the drain lock nothing is changed, and that is said."""
+    from memory_tencentdb.aside.lock import Lock
+
+    one = left(hermes / "profiles" / "work", ctl.root)
+    lock = Lock(one.path)
+    assert lock.acquire()
+    try:
+        for words in (["drop", "work", "id1"], ["replay", "work", "--all"], ["retry", "work"]):
+            done = ctl("spool", *words)
+            assert done.code == 1 and "delivers this spool now" in done.err, done
+    finally:
+        lock.release()
+    assert len(ctl("spool", "show", "work", "--json").data["records"]) == 3
+
+
+def test_a_copy_of_the_plugin_is_current_while_it_is_one(ctl: Ctl, hermes: Path) -> None:
+    """A copied plugin that an upgrade left behind is named."""
+    assert ctl("hermes", "enable", "--profile", "play", "--copy").code == 0
+    assert profiles(ctl)["play"]["current"] and profiles(ctl)["work"]["current"]
+    with (hermes / "profiles" / "play" / "plugins" / "memory_tencentdb" / "spool.py").open("a") as file:
+        file.write("# older")
+    play = profiles(ctl)["play"]
+    assert not play["current"] and any("not that of this installation" in note for note in play["notes"])

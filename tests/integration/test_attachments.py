@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import os
+import statistics
 import subprocess
 import sys
 import time
@@ -113,15 +114,15 @@ def test_without_a_root_nothing_is_made(home: Path, root: Path, monkeypatch: pyt
 
 
 def test_it_is_quick(here: Path, home: Path) -> None:
-    """At most 1 ms, at its best of some: a shared machine is noisy."""
+    """At most 1 ms, as the median of many: a shared machine is noisy."""
     one = provider(home)
     took = []
-    for n in range(20):
+    for n in range(50):
         began = time.perf_counter()
         assert one._attachment is not None and one._attachment.show(f"s{n}", [])
         took.append(time.perf_counter() - began)
     one.shutdown()
-    assert min(took) < 0.001
+    assert statistics.median(took) < 0.001
 
 
 def test_status_and_stop_count_sessions(ctl: Ctl, home: Path) -> None:
@@ -186,12 +187,25 @@ def test_autostart_leaves_a_living_daemon_alone(kept: Kept, monkeypatch: pytest.
     """By its pidfile; and where the command is nowhere it is said, not raised."""
     monkeypatch.setattr(autostart, "_tried", set())
     monkeypatch.setattr(autostart, "find", lambda root: None)
-    assert not autostart.start_once(str(kept.root))
+    assert not autostart.start_once(str(kept.root), str(kept.home))
     monkeypatch.setattr(autostart, "_tried", set())
     kept.settings()
     kept.start()
     assert autostart.daemon_lives(str(kept.root))
-    assert not autostart.start_once(str(kept.root)) and autostart._tried == set()
+    assert not autostart.start_once(str(kept.root), str(kept.home)) and autostart._tried == set()
+
+
+def test_autostart_keeps_one_profiles_variables_to_itself(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The .env of a profile below profiles/ does not decide for the daemon of all; that of the default one may."""
+    work = home / "profiles" / "work"
+    work.mkdir(parents=True)
+    for place in (home, work):
+        (place / ".env").write_text("MEMORY_TENCENTDB_GATEWAY_PORT=9\n")
+    monkeypatch.setenv("MEMORY_TENCENTDB_GATEWAY_PORT", "9")
+    monkeypatch.setenv("HERMES_HOME", str(work))
+    assert not {"MEMORY_TENCENTDB_GATEWAY_PORT", "HERMES_HOME"} & set(autostart.environment(str(work)))
+    assert "PATH" in autostart.environment(str(work))
+    assert autostart.environment(str(home))["MEMORY_TENCENTDB_GATEWAY_PORT"] == "9"
 
 
 def test_many_sessions_at_once_start_one_daemon(ctl: Ctl, home: Path) -> None:

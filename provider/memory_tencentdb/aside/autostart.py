@@ -13,6 +13,7 @@ import shutil
 import sys
 
 from .. import proof
+from ..settings import dotenv
 from ..spool import read_json
 
 logger = logging.getLogger(__name__)
@@ -37,7 +38,15 @@ def daemon_lives(root: str) -> bool:
     return isinstance(pid, int) and isinstance(ticks, int) and proof.alive(pid, ticks)
 
 
-def start_once(root: str) -> bool:
+def environment(home: str) -> dict[str, str]:
+    """Ours; but what the .env of one profile among several sets is not meant for the daemon of all of them."""
+    if os.path.basename(os.path.dirname(home)) != "profiles":
+        return dict(os.environ)
+    own = {*dotenv(home), "HERMES_HOME"}
+    return {name: value for name, value in os.environ.items() if name not in own}
+
+
+def start_once(root: str, home: str) -> bool:
     """Have the daemon of this root started where it is down; whether a command was run."""
     if os.getpid() in _tried or daemon_lives(root):
         return False
@@ -50,7 +59,7 @@ def start_once(root: str) -> bool:
         nothing = [(os.POSIX_SPAWN_OPEN, fd, os.devnull, os.O_RDWR, 0) for fd in (0, 1, 2)]
         argv = ["/bin/sh", "-c", _LET_GO, path, "--root", root, "start", "--no-wait"]
         # Through a shell that ends at once: the command becomes nobody's child, and leaves no zombie in the host.
-        pid = os.posix_spawn("/bin/sh", argv, os.environ, file_actions=nothing, setsid=True)
+        pid = os.posix_spawn("/bin/sh", argv, environment(home), file_actions=nothing, setsid=True)
         os.waitpid(pid, 0)
     except (OSError, NotImplementedError) as error:
         logger.warning("memory_tencentdb: cannot autostart: %s", error)
