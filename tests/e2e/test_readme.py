@@ -34,7 +34,9 @@ def test_every_command_works(clone: Path, home: Path, hermes_venv: str, llm: Fak
     hermes_home = home / ".hermes"
     hermes_home.mkdir()
     model = CONFIG.replace("memory: {{provider: memory_tencentdb}}\n", "").format(url=llm.base_url, model=MODEL)
-    (hermes_home / "config.yaml").write_text(model, encoding="utf-8")
+    for profile in (hermes_home, hermes_home / "profiles" / "work"):
+        profile.mkdir(parents=True, exist_ok=True)
+        (profile / "config.yaml").write_text(model, encoding="utf-8")
     readme = (clone / "README.md").read_text(encoding="utf-8")
     said = []
     try:
@@ -47,7 +49,7 @@ def test_every_command_works(clone: Path, home: Path, hermes_venv: str, llm: Fak
         assert any("My cat is called Mia." in text for text in said)
         # Upgrades must reach the plugin, and none may take it away: the link goes through the path that they switch.
         assert os.readlink(hermes_home / "plugins/memory_tencentdb").startswith(f"{home}/.memory-tencentdb/venv/")
-        # The last block has connected Hermes: it recalls what was captured by hand.
+        # Hermes is connected: it recalls what was captured by hand.
         done = run(["hermes", "-z", "What is my cat called?"], env, timeout=90)
         assert done.code == 0, done
         assert "Mia" in llm.shown("user")
