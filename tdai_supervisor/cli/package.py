@@ -159,8 +159,8 @@ def _install(
         "changes": [f"{name} is in use already"],
     }
     if seconds is not None:
-        progress.step("copying the data")
         if os.path.lexists(versions.link):
+            progress.step("copying the data")
             result["snapshots"] = [_snapshot(root, g) for g in chosen.gateways.values() if _concerned(g)]
         result["previous"] = versions.switch(name)
         result["removed"] = versions.prune(keep=result["previous"])
