@@ -3,8 +3,8 @@
 The package has the layout of the real one; its src/gateway/server.ts is JSON that tells the stand-in server what to do:
 {"boot": "ok" | "exit" | "never" | "strange", "refuse": user text that is answered 500, "ids": "own" to keep none}. The
 "Node" is a shell script that runs this module, which keeps L0 like generation A: lines in conversations/DATE.jsonl, ids
-kept, fenced code of assistants removed; the first capture of every third new session is dropped, and so is what is stamped earlier
-than the server's clock.
+kept, fenced code of assistants removed; the first capture of every third new session is dropped, and so is what is
+stamped earlier than the server's clock.
 """
 
 from __future__ import annotations
