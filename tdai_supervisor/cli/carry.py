@@ -6,7 +6,7 @@ other store; a turn has one identity in both stores, so what is there is not sen
 The embedded Gateway keeps turns in memory.db, with their own times, and its /seed takes a turn once. The npm package
 appends messages to conversations/DATE.jsonl, each /capture in lines of one recordedAt, changes texts (code blocks and
 metadata go) and sets its own time, but keeps the id that a message is given: there a carried message says which turn it
-is. A generation that would not keep ids is covered by a list of what was sent (carried.jsonl).
+is. A store without such ids is covered by a list of what was sent (carried.jsonl).
 """
 
 from __future__ import annotations
@@ -119,9 +119,11 @@ class _There:
         self._path = os.path.join(data_dir, "carried.jsonl")
         self._kind = kind
         self.counts: Counter[str] = Counter()
+        marked = False
         for turn in turns(kind, data_dir):
             self.counts.update({turn.digest, turn.mark or turn.digest})
-        if kind == "node":
+            marked = marked or turn.mark is not None
+        if kind == "node" and not marked:  # a store that keeps ids tells better than a list
             self.counts |= Counter(self._listed())
 
     def _listed(self) -> Iterator[str]:

@@ -147,14 +147,17 @@ def _install(
         "changes": [f"{name} is in use already"],
     }
     if seconds is not None:
-        progress.step("copying the data")
         if os.path.lexists(versions.link):
+            progress.step("copying the data")
             result["snapshots"] = [_snapshot(root, g) for g in chosen.gateways.values() if _concerned(g)]
         result["previous"] = versions.switch(name)
-        result["removed"] = versions.prune(keep=result["previous"])
         result["boot_s"] = round(seconds, 2)
         result["changes"] = [f"installed {about.get('name')} {about.get('version')} in {versions.path(name)}"]
         result["changes"] += [f"it booted in {seconds:.1f} s and is in use from the next restart on"]
+        try:
+            result["removed"] = versions.prune(keep=result["previous"])
+        except OSError as error:  # what was asked for is done all the same
+            result["changes"] += [f"an older version could not be removed: {error.filename}: {error.strerror}"]
     result["changes"] += _next(root)
     return Result("gateway", result)
 
@@ -233,7 +236,8 @@ class _Maker:
         if known is None or about is None:
             stage = self._stage()
             about = self._fill(stage, given, kind, source) | {"integrity": integrity}
-            name = f"{about['version']}-{hashlib.sha256(f'{integrity} {self._abi}'.encode()).hexdigest()[:12]}"
+            digest = hashlib.sha256(f"{integrity} {self._abi}".encode()).hexdigest()[:12]
+            name = self._versions.free(f"{about['version']}-{digest}")
         else:
             stage, name = self._versions.path(known), known
         if version not in (None, about["version"]):

@@ -23,7 +23,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from tdai_supervisor.decide.launch import INSTALLED
-from tdai_supervisor.host import disk, locks, tree
+from tdai_supervisor.host import disk, locks, node, tree
 
 ASIDE, STAGE = "before-", ".stage-"
 END_WITHIN = 10.0  # s for leftovers to go
@@ -64,13 +64,23 @@ class Versions:
         return os.path.join(self.folder, name)
 
     def find(self, integrity: str, abi: str | None) -> str | None:
-        """The name of the complete version that was made from that source, for a Node with that ABI."""
+        """The name of the complete version that was made from that source, for a Node with that ABI, and is whole."""
         for name in sorted(os.listdir(self.folder)):
             about = self._about(name)
-            node = about.get("node")
-            if about.get("integrity") == integrity and isinstance(node, dict) and node.get("abi") == abi:
-                return name
+            made_for = about.get("node")
+            if about.get("integrity") == integrity and isinstance(made_for, dict) and made_for.get("abi") == abi:
+                with contextlib.suppress(node.NodeError):
+                    node.package(self.path(name))
+                    return name
         return None
+
+    def free(self, name: str) -> str:
+        """name, or where a damaged version has it, the next that nobody has."""
+        free, n = name, 1
+        while os.path.lexists(self.path(free)):
+            n += 1
+            free = f"{name}.{n}"
+        return free
 
     def _about(self, name: str) -> dict[str, Any]:
         if name.startswith((".", ASIDE)):

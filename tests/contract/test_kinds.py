@@ -183,6 +183,19 @@ def test_a_turn_that_fails_is_named_and_tried_again(installed: Ctl) -> None:
     assert ctl("stop").code == 0
 
 
+def test_a_store_that_keeps_no_ids(installed: Ctl) -> None:
+    """The list of what was sent keeps it from being sent again, although code was taken out of it."""
+    ctl = installed
+    server = Path(ctl.root, "tdai-memory-openclaw-plugin", "src", "gateway", "server.ts")
+    server.write_text('{"boot": "ok", "ids": "own"}')
+    for n in range(3):
+        capture(ctl, "s", f"turn {n}", CODE)
+    assert use(ctl, "node") == counts(3, 3)
+    assert use(ctl, "node") == counts(3, 0)
+    assert len(real(ctl)) == 3
+    assert ctl("stop").code == 0
+
+
 def test_without_a_daemon(installed: Ctl) -> None:
     """The kind is set for the next start, and the same command carries over then; --dry-run only counts."""
     ctl = installed

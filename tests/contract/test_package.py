@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -61,11 +62,15 @@ def test_a_directory_and_an_archive_without_npm(ctl: Ctl, tmp_path: Path) -> Non
     assert noted["integrity"].startswith("sha256-")
     assert noted["node"]["version"] == "v24.0.0" and noted["node"]["abi"] == "137"
     assert install(ctl, source)["changed"] is False
+    shutil.rmtree(link / "node_modules")
+    assert install(ctl, source)["changed"] is True, "a damaged one is made anew"
+    assert (link / "node_modules" / "zod").is_dir()
     archive = npm_package.archive(npm_package.make(tmp_path / "two", "1.0.1"), tmp_path / "two.tgz")
     done = install(ctl, archive, "--version", "1.0.1")
     assert (done["version"], done["integrity"][:7]) == ("1.0.1", "sha512-")
     assert current(ctl) == "1.0.1"
     assert len(versions(ctl)) == 2
+    assert ctl("gateway", "install", "--package", str(archive)).out.count("in use already") == 1
 
 
 @pytest.mark.usefixtures("bin_")

@@ -322,6 +322,22 @@ def test_uninstall_of_nothing(installer: Installer) -> None:
     assert (done.code, done.out) == (0, f"nothing is installed in {installer.root}\n")
 
 
+def test_uninstall_removes_versions_of_the_package(installer: Installer) -> None:
+    """What `gateway install` made goes, with the link to it; what it moved aside is not ours."""
+    link = installer.root / "tdai-memory-openclaw-plugin"
+    made, aside = (link.with_name(f"{link.name}.versions") / name for name in ("1.0.0-abc", "before-x"))
+    for path in (made, aside, installer.root / "venvs"):
+        path.mkdir(parents=True)
+    (made / ".memory-tencentdb.json").write_text("{}")
+    link.symlink_to(f"{link.name}.versions/1.0.0-abc")
+    assert installer("--uninstall").code == 0
+    assert not link.is_symlink()
+    assert [p.name for p in aside.parent.iterdir()] == ["before-x"]
+    aside.rmdir()
+    assert installer("--uninstall", "--purge").code == 0
+    assert not installer.root.exists()
+
+
 def test_one_at_a_time(installer: Installer) -> None:
     """Two of them at once on one root: the second says so and changes nothing."""
     (installer.root / "venvs").mkdir(parents=True)

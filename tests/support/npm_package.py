@@ -1,10 +1,10 @@
 """A stand-in for the Gateway's npm package, and for the Node that runs it: the suite needs neither.
 
 The package has the layout of the real one; its src/gateway/server.ts is JSON that tells the stand-in server what to do:
-{"boot": "ok" | "exit" | "never" | "strange", "refuse": user text that is answered 500}. The "Node" is a shell
-script that runs this module, which keeps L0 like generation A: lines in conversations/DATE.jsonl, ids kept, fenced
-code of assistants removed; the first capture of every third new session is dropped, and so is what is stamped earlier
-than the server's clock.
+{"boot": "ok" | "exit" | "never" | "strange", "refuse": user text that is answered 500, "ids": "own" to keep none}. The
+"Node" is a shell script that runs this module, which keeps L0 like generation A: lines in conversations/DATE.jsonl, ids
+kept, fenced code of assistants removed; the first capture of every third new session is dropped, and so is what is
+stamped earlier than the server's clock.
 """
 
 from __future__ import annotations
@@ -91,7 +91,10 @@ class Server(BaseHTTPRequestHandler):
         if self.sessions[session] == 0:
             return self._answer(200, {"l0_recorded": 0, "scheduler_notified": True})
         plain = [{"role": r, "content": body[f"{r}_content"]} for r in ("user", "assistant")]
-        return self._answer(200, {"l0_recorded": keep(session, body.get("messages") or plain)})
+        said = body.get("messages") or plain
+        if self.told.get("ids") == "own":
+            said = [{k: v for k, v in message.items() if k != "id"} for message in said]
+        return self._answer(200, {"l0_recorded": keep(session, said)})
 
     def _answer(self, status: int, body: dict[str, Any]) -> None:
         data = json.dumps(body).encode()

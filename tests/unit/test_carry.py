@@ -122,7 +122,8 @@ def test_a_link_of_somebody_else_is_moved_aside(tmp_path: Path) -> None:
         made = found.stage()
         found.complete(made, "1.0.0-x", {"integrity": "i", "node": {"abi": None}})
         before = found.switch("1.0.0-x")
-        assert (found.current, found.find("i", None)) == ("1.0.0-x", "1.0.0-x")
+        assert (found.current, found.find("i", None)) == ("1.0.0-x", None), "it is not whole"
+        assert (found.free("1.0.0-x"), found.free("1.0.0-y")) == ("1.0.0-x.2", "1.0.0-y")
         assert before is not None and Path(found.path(before)).readlink() == tmp_path / "theirs"
         assert found.prune(None) == []
     assert (tmp_path / "theirs").is_dir()
