@@ -18,6 +18,8 @@ from collections.abc import Mapping, Sequence
 FETCH_WITHIN = 300.0  # s for one archive
 INSTALL_WITHIN = 1800.0  # s for all dependencies (350-460 MB, measured)
 QUIET = ("--ignore-scripts", "--no-audit", "--no-fund", "--no-update-notifier", "--no-progress", "--loglevel=error")
+# One more try, soon: npm's own patience with a registry that refuses is minutes, and a user waits for one line.
+SOON = ("--fetch-retries=1", "--fetch-retry-mintimeout=1000", "--fetch-retry-maxtimeout=5000")
 _SECRET = re.compile(r"(//)[^/@\s]+(?=@)|([_?&](?:auth|key)=|oken[=:]|assword[=:])\S+|npm_\w{20,}")
 _SAID = re.compile(r"npm (?:error|ERR!)\s?(.*)")
 _NO_CAUSE = ("code ", "errno ", "syscall ", "A complete log", "Log files", "stack ", "path ", "type ")
@@ -38,7 +40,7 @@ def find(node: str, env: Mapping[str, str]) -> list[str] | None:
 
 def fetch(npm: Sequence[str], spec: str, into: str, env: Mapping[str, str]) -> str:
     """Download the archive of a package (name, or name@version) into a directory; its path. Raises NpmError."""
-    _run([*npm, "pack", spec, "--pack-destination", into, *QUIET], into, env, FETCH_WITHIN)
+    _run([*npm, "pack", spec, "--pack-destination", into, *QUIET, *SOON], into, env, FETCH_WITHIN)
     found = glob.glob(os.path.join(glob.escape(into), "*.tgz"))
     if len(found) != 1:
         raise NpmError(f"npm pack left {len(found)} archives")
@@ -51,7 +53,7 @@ def install(npm: Sequence[str], place: str, env: Mapping[str, str], further: Seq
     Raises NpmError.
     """
     # Said on the command line: a user's own `omit` or `ignore-scripts` must not decide what runs as the Gateway.
-    _run([*npm, "install", *further, "--omit=dev", "--include=optional", *QUIET], place, env, INSTALL_WITHIN)
+    _run([*npm, "install", *further, "--omit=dev", "--include=optional", *QUIET, *SOON], place, env, INSTALL_WITHIN)
 
 
 def _run(argv: Sequence[str], cwd: str, env: Mapping[str, str], within: float) -> None:
