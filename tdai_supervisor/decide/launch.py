@@ -14,7 +14,8 @@ from tdai_supervisor.decide.settings import GatewaySettings
 SERVER = "src/gateway/server.ts"  # of the npm package, run through tsx
 EMBEDDED = "tdai_supervisor.embedded"
 _OURS = ("TDAI_GATEWAY_", "MEMORY_TENCENTDB_")
-_NOT_INHERITED = ("TDAI_DATA_DIR", COOKIE_NAME, "NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID")
+_SYSTEMD = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID", "INVOCATION_ID", "JOURNAL_STREAM", "SYSTEMD_EXEC_PID")
+_NOT_INHERITED = ("TDAI_DATA_DIR", COOKIE_NAME, *_SYSTEMD)
 
 
 def command_line(kind: str, settings: GatewaySettings, python: str, node: str | None) -> Sequence[str]:

@@ -185,6 +185,7 @@ def test_crashes(service: Service) -> None:
     assert service.terms() == []
 
 
+@pytest.mark.parametrize("bare", ["user"], indirect=True)
 def test_a_stuck_daemon_is_replaced(service: Service) -> None:
     """SIGSTOP: the beat stops, systemd kills and starts it again, and the Gateway is the same."""
     service.drop_in("WatchdogSec=2")
