@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from tdai_supervisor.host.systemd import Unit
 
+HOMES = ("/home", "/root", "/run/user")  # what ProtectHome= is about; it wins over ReadWritePaths= for the same path
 ASK = 2.0  # s for the daemon to say what is wanted
 MOVE = 90.0  # s for the owner's process to move the daemon
 _HAND_OVER = "import sys; from tdai_supervisor.cli import lifecycle; lifecycle.hand_over(sys.argv[1])"
@@ -116,7 +117,10 @@ def unit_text(unit: Unit) -> str:
     }
     writable = [unit.root]
     if unit.user is not None:
-        home = _account(unit.user).pw_dir
+        account = _account(unit.user)
+        home = account.pw_dir
+        words["CAPABILITIES"] = "" if account.pw_uid else "CAP_SYS_PTRACE"
+        words["PROTECTHOME"] = "no" if os.path.normpath(home) in HOMES else "read-only"
         text = client.read_text_whole(paths.settings(unit.root)) or ""
         gateways = settings.load(unit.root, text, {"HOME": home}, os.path.exists).gateways.values()
         # systemd refuses to start a unit with a directory that is missing, unless it is told so.
