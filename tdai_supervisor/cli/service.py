@@ -250,6 +250,14 @@ def status(root: str, a: Namespace) -> Result:
     )
 
 
+def warnings(root: str) -> list[str]:
+    """What is not as it should be with the units of this root, each with its way out; nothing where none is installed.
+
+    Each reads "fact; try `command`".
+    """
+    return [warning["message"] for warning in _described(root, []).data["warnings"]]
+
+
 def _described(root: str, changes: list[str]) -> Result:
     from tdai_supervisor.host import systemd
 
@@ -303,7 +311,7 @@ def _warnings(data: dict[str, Any], root: str) -> list[str]:
                 f"try `loginctl enable-linger {user}`"
             )
         if not unit["answers"]:
-            found.append(f"the systemd that has {unit['unit']} does not answer; until it does, supervisord keeps")
+            found.append(f"the systemd that has {unit['unit']} does not answer; try `memory-tencentdb-ctl start`")
             continue
         if not unit["enabled"]:
             found.append(f"{unit['unit']} is not enabled; try `memory-tencentdb-ctl service install`")

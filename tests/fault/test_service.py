@@ -110,6 +110,9 @@ def test_status(ctl: Ctl, systemd: Path) -> None:
     assert "not enabled" in warnings
     assert "not what this version installs" in warnings
     assert "loginctl enable-linger" in warnings
+    fixes = [f["fix"] for f in ctl("doctor", "--json").data["findings"]]
+    assert "memory-tencentdb-ctl service install" in fixes
+    assert any(fix.startswith("loginctl enable-linger ") for fix in fixes)
 
 
 def test_no_systemd_answers(ctl: Ctl, systemd: Path) -> None:
