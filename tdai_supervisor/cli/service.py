@@ -70,7 +70,7 @@ def install(root: str, a: Namespace) -> Result:
     unit.do("daemon-reload")
     unit.do("enable", unit.unit)
     about = unit.show("LoadState", "FragmentPath")
-    if about.get("LoadState") != "loaded" or about.get("FragmentPath") != unit.file:
+    if about.get("LoadState") != "loaded" or not _same_file(about.get("FragmentPath", ""), unit.file):
         message = f"cannot install the service: {unit.name} does not see {unit.file} ({about})"
         return failure("service", "not-seen", message, "try with the HOME that this systemd has")
     changes.append(f"enabled {unit.unit}: it starts with the {'machine' if unit.user else 'first login'}")
@@ -105,6 +105,13 @@ def _choose(root: str, a: Namespace) -> Unit | Result:
     message = "cannot install the service: no systemd answers"
     hint = f"supervisord keeps the daemon; to have it after a reboot, add to `crontab -e`: {line}"
     return failure("service", "no-systemd", message, hint, envelope.NOT_INSTALLED)
+
+
+def _same_file(one: str, other: str) -> bool:
+    try:
+        return os.path.samefile(one, other)
+    except OSError:
+        return False
 
 
 def unit_text(unit: Unit) -> str:

@@ -77,7 +77,7 @@ def fingerprint() -> dict[str, object]:
         "run": sorted(os.listdir("/run")),
         "home": sorted(os.listdir("/home")),
         "sysctl": values,
-        "cgroups": sorted(p.name for p in Path(cgroup2() or "/nonexistent").glob("memory-test-*")),
+        "cgroups": sorted(p.name for p in Path(cgroup2() or "/nonexistent").glob(f"memory-test-{os.getpid()}*")),
     }
 
 
