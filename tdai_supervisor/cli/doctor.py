@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from tdai_supervisor import __version__, client, gwconfig
-from tdai_supervisor.cli import config, envelope, markers, observe
+from tdai_supervisor.cli import config, envelope, markers, observe, service
 from tdai_supervisor.cli.envelope import Result, failure
 from tdai_supervisor.decide import checks, launch, paths, settings
 
@@ -42,6 +42,7 @@ def doctor(root: str) -> Result:
     findings = [
         *_about_root(root),
         *_about_daemon(root, seen),
+        *_about_units(root),
         *(f for g in seen.data["gateways"] for f in _about_gateway(g)),
         *(f for s in seen.data.get("spools") or [] for f in _about_spool(s)),
         *_about_config(root),
@@ -93,6 +94,12 @@ def _about_daemon(root: str, seen: Result) -> Iterator[dict[str, str]]:
     if daemon["running"] and daemon["version"] not in (None, __version__):
         fact = f"the daemon is version {daemon['version']}, this command is {__version__}"
         yield _finding(fact, "an upgrade is only half done", "memory-tencentdb-ctl restart --daemon")
+
+
+def _about_units(root: str) -> Iterator[dict[str, str]]:
+    for warning in service.warnings(root):
+        fact, _, fix = warning.partition("; try `")
+        yield _finding(fact, "the daemon may not be there when it is needed", fix.rstrip("`"))
 
 
 def _about_gateway(g: dict[str, Any]) -> Iterator[dict[str, str]]:

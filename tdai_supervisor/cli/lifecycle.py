@@ -176,7 +176,12 @@ def hand_over(root: str) -> str | None:
         if owner is None or owner["keeper"] == keeper.name or (owner["keeper"] == "none" and not owner["keeper_gone"]):
             return None
         chosen = client.configured(root)
-        _keep(root, keeper, owner, sum(g.kill_delay for g in chosen.gateways.values()) + 10)
+        stop_wait = sum(g.kill_delay for g in chosen.gateways.values()) + 10
+        try:
+            _keep(root, keeper, owner, stop_wait)
+        except (OSError, RuntimeError):
+            _put_back(root, keeper, stop_wait)
+            raise
         for other in keepers.every(root):
             if other.name != keeper.name:
                 other.end()
@@ -191,6 +196,20 @@ def _fragments() -> dict[str, str]:
     home = os.path.expanduser(os.environ.get("HERMES_HOME", "").strip() or "~/.hermes")
     files = [*FRAGMENTS, os.path.join(home, "env.d", "memory-tencentdb-llm.sh")]
     return {k: v for path in files for k, v in settings.shell_exports(client.read_text_whole(path) or "").items()}
+
+
+def _put_back(root: str, failed: Keeper, stop_wait: float) -> None:
+    """After a move that failed: who kept before keeps again, where the daemon has left already."""
+    import subprocess
+
+    from tdai_supervisor.host import keepers
+
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        failed.end(at_once=True)
+    before = next((keeper for keeper in keepers.every(root) if keeper.name != failed.name), None)
+    if before is not None and _daemon(root) is None:
+        before.end()  # it counts the daemon that left as done
+        _keep(root, before, None, stop_wait)
 
 
 def _wait_for_daemon(root: str, keeper: Keeper, old: int | None) -> None:

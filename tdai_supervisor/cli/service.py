@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from tdai_supervisor.host.systemd import Unit
 
+HOMES = ("/home", "/root", "/run/user")  # what ProtectHome= is about; it wins over ReadWritePaths= for the same path
 ASK = 2.0  # s for the daemon to say what is wanted
 MOVE = 90.0  # s for the owner's process to move the daemon
 _HAND_OVER = "import sys; from tdai_supervisor.cli import lifecycle; lifecycle.hand_over(sys.argv[1])"
@@ -69,7 +70,7 @@ def install(root: str, a: Namespace) -> Result:
     unit.do("daemon-reload")
     unit.do("enable", unit.unit)
     about = unit.show("LoadState", "FragmentPath")
-    if about.get("LoadState") != "loaded" or about.get("FragmentPath") != unit.file:
+    if about.get("LoadState") != "loaded" or not _same_file(about.get("FragmentPath", ""), unit.file):
         message = f"cannot install the service: {unit.name} does not see {unit.file} ({about})"
         return failure("service", "not-seen", message, "try with the HOME that this systemd has")
     changes.append(f"enabled {unit.unit}: it starts with the {'machine' if unit.user else 'first login'}")
@@ -109,6 +110,13 @@ def _choose(root: str, a: Namespace) -> Unit | Result:
     return failure("service", "no-systemd", message, hint, envelope.NOT_INSTALLED)
 
 
+def _same_file(one: str, other: str) -> bool:
+    try:
+        return os.path.samefile(one, other)
+    except OSError:
+        return False
+
+
 def unit_text(unit: Unit) -> str:
     """What is installed: the template with every path absolute. Raises SettingsError, OSError without a template."""
     words = {
@@ -119,7 +127,10 @@ def unit_text(unit: Unit) -> str:
     }
     writable = [unit.root]
     if unit.user is not None:
-        home = _account(unit.user).pw_dir
+        account = _account(unit.user)
+        home = account.pw_dir
+        words["CAPABILITIES"] = "" if account.pw_uid else "CAP_SYS_PTRACE"
+        words["PROTECTHOME"] = "no" if os.path.normpath(home) in HOMES else "read-only"
         text = client.read_text_whole(paths.settings(unit.root)) or ""
         gateways = settings.load(unit.root, text, {"HOME": home}, os.path.exists).gateways.values()
         # systemd refuses to start a unit with a directory that is missing, unless it is told so.
@@ -249,6 +260,14 @@ def status(root: str, a: Namespace) -> Result:
     )
 
 
+def warnings(root: str) -> list[str]:
+    """What is not as it should be with the units of this root, each with its way out; nothing where none is installed.
+
+    Each reads "fact; try `command`".
+    """
+    return [warning["message"] for warning in _described(root, []).data["warnings"]]
+
+
 def _described(root: str, changes: list[str]) -> Result:
     from tdai_supervisor.host import systemd
 
@@ -302,7 +321,7 @@ def _warnings(data: dict[str, Any], root: str) -> list[str]:
                 f"try `loginctl enable-linger {user}`"
             )
         if not unit["answers"]:
-            found.append(f"the systemd that has {unit['unit']} does not answer; until it does, supervisord keeps")
+            found.append(f"the systemd that has {unit['unit']} does not answer; try `memory-tencentdb-ctl start`")
             continue
         if not unit["enabled"]:
             found.append(f"{unit['unit']} is not enabled; try `memory-tencentdb-ctl service install`")

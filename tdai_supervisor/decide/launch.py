@@ -18,7 +18,8 @@ INSTALLED = ".memory-tencentdb.json"  # in a package that `gateway install` put 
 # and generation B's /recall answers an error with the default strategy.
 PAYS = {"memory.bm25.enabled": False, "memory.recall.strategy": "keyword"}
 _OURS = ("TDAI_GATEWAY_", "MEMORY_TENCENTDB_")
-_NOT_INHERITED = ("TDAI_DATA_DIR", COOKIE_NAME, "NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID")
+_SYSTEMD = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID", "INVOCATION_ID", "JOURNAL_STREAM", "SYSTEMD_EXEC_PID")
+_NOT_INHERITED = ("TDAI_DATA_DIR", COOKIE_NAME, *_SYSTEMD)
 
 
 def command_line(kind: str, settings: GatewaySettings, python: str, node: str | None) -> Sequence[str]:

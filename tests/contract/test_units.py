@@ -87,6 +87,18 @@ def test_what_the_unit_promises(user: str | None) -> None:
         assert "User=daemon" in lines
 
 
+def test_a_home_that_protection_would_close(monkeypatch: pytest.MonkeyPatch) -> None:
+    """/root as the home stays writable, which `ProtectHome=read-only` would not let it."""
+    account = service._account("daemon")
+    homes = {"/root": "no", "/home/daemon": "read-only", "/var/lib/daemon": "read-only"}
+    for home, protection in homes.items():
+        changed = type(account)([*account[:5], home, account[6]])
+        monkeypatch.setattr(service, "_account", lambda _, a=changed: a)
+        lines = service.unit_text(Unit(f"{home}/.memory-tencentdb", "daemon")).splitlines()
+        assert f"ProtectHome={protection}" in lines
+        assert f'ReadWritePaths="{home}"' in lines
+
+
 def test_paths_do_not_follow_the_session(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The unit names absolute paths, whatever profile, directory and home the shell is in."""
     before = service.unit_text(Unit("/srv/root", None))

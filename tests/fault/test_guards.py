@@ -61,6 +61,18 @@ def test_f16_a_stuck_loop_stops_beating(kept: Kept) -> None:
         wait_for(lambda: "WATCHDOG=1" not in "".join(beats(listener, 1.5)), 9, "the beat stops")
 
 
+def test_systemd_is_asked_for_the_time_that_gateways_may_take(kept: Kept) -> None:
+    """TERM: STOPPING=1 comes with more time than the longest kill_delay, in one message."""
+    kept.settings("kill_delay = 47.0\n")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listener:
+        listener.bind(str(kept.root / "notify.sock"))
+        kept.start(NOTIFY_SOCKET=str(kept.root / "notify.sock"))
+        assert kept.end() == 0
+        said = next(s for s in beats(listener, 1) if "STOPPING=1" in s)
+    granted = int(said.partition("EXTEND_TIMEOUT_USEC=")[2].splitlines()[0])
+    assert 47e6 < granted < 120e6
+
+
 def test_the_gateway_does_not_inherit_the_notify_socket(kept: Kept) -> None:
     """READY is ours to say."""
     kept.settings()

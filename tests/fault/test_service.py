@@ -110,6 +110,9 @@ def test_status(ctl: Ctl, systemd: Path) -> None:
     assert "not enabled" in warnings
     assert "not what this version installs" in warnings
     assert "loginctl enable-linger" in warnings
+    fixes = [f["fix"] for f in ctl("doctor", "--json").data["findings"]]
+    assert "memory-tencentdb-ctl service install" in fixes
+    assert any(fix.startswith("loginctl enable-linger ") for fix in fixes)
 
 
 def test_no_systemd_answers(ctl: Ctl, systemd: Path) -> None:
@@ -174,6 +177,40 @@ def test_a_unit_that_cannot_start_leaves_all_as_it_was(ctl: Ctl, systemd: Path) 
     assert not unit_file(ctl).exists()
     status = ctl.status()
     assert (status["daemon"]["keeper"], status["gateways"][0]["pid"]) == ("supervisord", gateway)
+    assert ctl("stop").code == 0
+
+
+def test_a_unit_that_does_not_come_up_leaves_all_as_it_was(ctl: Ctl, systemd: Path) -> None:
+    """The old daemon has left for a copy that dies: another one under supervisord adopts the same Gateway."""
+    gateway = ctl.start()["pid"]
+    (systemd / "broken").touch()
+    done = ctl("service", "install", "--json")
+    assert done.code == 1, done
+    assert "as it was" in done.json["errors"][0]["message"]
+    assert not unit_file(ctl).exists()
+    status = ctl.status()
+    assert (status["daemon"]["keeper"], status["gateways"][0]["pid"]) == ("supervisord", gateway)
+    assert len(keepers(ctl)) == 1
+    assert ctl("stop").code == 0
+
+
+INSIDE = """
+from tdai_supervisor.decide import units
+from tdai_supervisor.cli.main import main
+units.foreign_unit = lambda _: "hermes.service"
+raise SystemExit(main())
+"""
+
+
+def test_a_service_that_cannot_be_left_is_a_warning(ctl: Ctl) -> None:
+    """Started from within a service where no systemd makes a scope: it runs, and the user is told how long."""
+    argv, ctl.argv = ctl.argv, [sys.executable, "-I", "-c", INSIDE]
+    done = ctl("start", "--json", env={"PATH": "/nonexistent"})
+    assert done.code == 0, done
+    assert "inside hermes.service" in done.data["warnings"][0]["message"]
+    again = ctl("start", "--json", env={"PATH": "/nonexistent"})
+    assert again.data["warnings"] == []
+    ctl.argv = argv
     assert ctl("stop").code == 0
 
 

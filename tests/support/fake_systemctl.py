@@ -1,5 +1,7 @@
-"""systemctl, as far as our command asks it, for one user unit. It starts what the unit says, and keeps what it knows
-in $FAKE_SYSTEMD: `log` (a line per call), `pid`, `enabled`; with `dead` there it answers as where no systemd runs.
+"""systemctl, as far as our command asks it, for one user unit: it starts what the unit says.
+
+$FAKE_SYSTEMD holds what it knows: `log` (a line per call), `pid`, `enabled`; with `dead` there it answers as where no
+systemd runs, with `broken` what it starts ends soon.
 """
 
 from __future__ import annotations
@@ -33,6 +35,8 @@ def start() -> None:
         return
     line = next(line for line in file().read_text(encoding="utf-8").splitlines() if line.startswith("ExecStart=:"))
     argv = shlex.split(line.removeprefix("ExecStart=:").replace("%%", "%"))
+    if (STATE / "broken").exists():
+        argv = ["sleep", "0.5"]
     env = {"HOME": os.environ["HOME"], "PATH": os.environ["PATH"]}
     process = subprocess.Popen(argv, env=env, stdin=-3, stdout=-3, stderr=-3, start_new_session=True)
     (STATE / "pid").write_text(str(process.pid))

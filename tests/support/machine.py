@@ -63,7 +63,7 @@ def fingerprint() -> dict[str, object]:
     """What of this machine a careless boot would change."""
     with open("/proc/self/mountinfo", encoding="utf-8") as file:
         mounts = file.read()
-    etc = {}
+    etc: dict[str, object] = {}
     for folder, _, names in os.walk("/etc"):
         for name in names:
             path = os.path.join(folder, name)
@@ -77,8 +77,14 @@ def fingerprint() -> dict[str, object]:
         "run": sorted(os.listdir("/run")),
         "home": sorted(os.listdir("/home")),
         "sysctl": values,
-        "cgroups": sorted(p.name for p in Path(cgroup2() or "/nonexistent").glob("memory-test-*")),
+        "cgroups": sorted(p.name for p in Path(cgroup2() or "/nonexistent").glob(f"memory-test-{os.getpid()}*")),
     }
+
+
+def changes(before: dict[str, object]) -> list[str]:
+    """What is different from what fingerprint() said before."""
+    after = fingerprint()
+    return [f"{name}: {before[name]} -> {after[name]}"[:2000] for name in before if before[name] != after[name]]
 
 
 class Machine:

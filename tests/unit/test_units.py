@@ -42,7 +42,14 @@ def test_what_no_unit_can_hold_is_an_error(text: str) -> None:
 def test_rendered_units(name: str) -> None:
     """No word is left over, paths are absolute, and the unit is recognised by its root and by no other."""
     root = "/home/a b/100% \"x\" 'y' $Z"
-    words = {"ROOT": root, "PYTHON": "/venv/bin/python", "PATH": "/usr/bin:/bin", "USER": "alice"}
+    words = {
+        "ROOT": root,
+        "PYTHON": "/venv/bin/python",
+        "PATH": "/usr/bin:/bin",
+        "USER": "alice",
+        "PROTECTHOME": "read-only",
+        "CAPABILITIES": "",
+    }
     text = units.render((SYSTEMD / name).read_text(encoding="utf-8"), words, ["/home/a b", root])
     settings = [line for line in text.splitlines() if line and not line.startswith("#")]
     assert not [line for line in settings if re.search("@[A-Z]+@", line)]
