@@ -79,6 +79,10 @@ def test_gateway_without_a_daemon(ctl: Ctl) -> None:
     assert ctl("gateway", "remove", "work", "--purge").code == 0
     assert not data.exists()
     assert [p.name for p in snapshots.iterdir()] == ["work-2-20260101T030000Z.tar.gz"]
+    assert ctl("gateway", "add", "wide", "--data-dir", ctl.home).code == 0
+    refused = ctl("gateway", "remove", "wide", "--purge")
+    assert refused.code == 1 and "lies in it" in refused.err and Path(ctl.home).is_dir()
+    assert ctl("gateway", "remove", "wide").code == 0
 
 
 def test_gateway_mistakes(ctl: Ctl, hermes: Path, free_port: int) -> None:

@@ -168,8 +168,18 @@ def test_a_killed_session_is_ended_after_its_turns(kept: Kept, home: Path, monke
 def test_autostart_is_opt_in_and_once(here: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Absent or false: nothing is ever spawned. True: one command per process, however many sessions."""
     ran: list[list[str]] = []
-    monkeypatch.setattr(os, "posix_spawn", lambda path, argv, env, **more: ran.append(argv) or 4_000_000)
-    monkeypatch.setattr(os, "waitpid", lambda pid, options: (pid, 0))
+
+    class Watched(subprocess.Popen[bytes]):
+        def __init__(self, argv: list[str], **more: Any) -> None:
+            ran.append(argv)
+            super().__init__(["/bin/true"], **more)
+
+    def never(*_: Any, **__: Any) -> None:
+        raise AssertionError("spawned")
+
+    monkeypatch.setattr(subprocess, "Popen", Watched)
+    for way in ("fork", "posix_spawn", "posix_spawnp", "system"):
+        monkeypatch.setattr(os, way, never)
     monkeypatch.setattr(autostart, "find", lambda root: "/bin/ctl")
     monkeypatch.setattr(autostart, "_tried", set())
     for text in ("{}", '{"autostart": false}'):
