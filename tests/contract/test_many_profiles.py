@@ -179,6 +179,7 @@ def test_profile_mistakes(ctl: Ctl, hermes: Path) -> None:
     ctl("gateway", "add", "other")
     file.write_text('{"gateway_url": "http://127.0.0.1:9"}')
     assert "which would win" in ctl("profile", "use", "work", "other").err
+    assert "which would win" in ctl("profile", "use", "work", "shared").err
     file.unlink()
     ctl("stop", "default")
     unproven = ctl("profile", "use", "work", "own")
