@@ -15,6 +15,7 @@ from memory_tencentdb import spool
 from memory_tencentdb.aside.ledger import Ledger, keep_dead_letter
 
 from tests.support import processes
+from tests.support.attached import Child
 from tests.support.command import Ctl
 
 
@@ -155,6 +156,24 @@ def test_profile_use_own_and_back(ctl: Ctl, hermes: Path) -> None:
     assert "work" in [g["name"] for g in ctl.status()["gateways"]]
     assert ctl("profile", "use", "work", "own").code == 0, "again, with the Gateway that is there"
     assert ctl("gateway", "remove", "work", "--force").code == 0
+
+
+def test_a_running_session_keeps_its_gateway(ctl: Ctl, hermes: Path) -> None:
+    """What it says after the change is still where it was; the next session of that profile is where it is now."""
+    ctl.start()
+    ctl.env.pop("MEMORY_TENCENTDB_GATEWAY_PORT")
+    work = hermes / "profiles" / "work"
+    running = Child(ctl.root, work, "s1", "work")
+    assert ctl("profile", "use", "work", "own").code == 0
+    assert running.tell("turn zorblax said by the running one") == "kept"
+    processes.wait_for(lambda: "zorblax" in running.tell("recall zorblax"), 10, "it is kept and found")
+    after = Child(ctl.root, work, "s2", "work")
+    assert {a["session"]: a["gateway"] for a in ctl.status()["attachments"]} == {"s1": "default", "s2": "work"}
+    assert after.tell("turn quuxified said by the next one") == "kept"
+    processes.wait_for(lambda: "quuxified" in after.tell("recall quuxified"), 10, "so is that")
+    assert "quuxified" not in running.tell("recall quuxified")
+    assert "zorblax said" not in after.tell("recall zorblax")
+    assert running.end() == after.end() == 0
 
 
 def test_profile_of_another_root_names_it(ctl: Ctl, hermes: Path) -> None:
