@@ -17,7 +17,6 @@ from tdai_supervisor import client
 from tdai_supervisor.cli import envelope, hermes, lifecycle, observe, provider, tables
 from tdai_supervisor.cli.envelope import Result, failure, from_reply
 from tdai_supervisor.decide import launch, paths, settings
-from tdai_supervisor.decide.checks import SettingsError
 from tdai_supervisor.decide.settings import GatewaySettings
 
 FORGETS = 60.0  # s for the daemon to forget a Gateway that is stopped already
@@ -170,6 +169,9 @@ def _remove(root: str, a: Namespace) -> Result:
         words = f"cannot remove {name}: the profile{'s' * (len(using) > 1)} {', '.join(using)} would have no memory"
         return failure("gateway", "in-use", words, "try `profile use PROFILE shared` for each, or --force")
     where = present[name].data_dir
+    if a.purge and (inside := _holds(root, where)) is not None:
+        words = f"cannot purge {where}: {inside} lies in it"
+        return failure("gateway", "unsafe", words, "remove it without --purge, and its data by hand")
     doomed = _doomed(root, present[name]) if a.purge else []
     changes = [f"stop {name}", f"remove [gateway.{name}] from {paths.settings(root)}"]
     changes += [f"delete {path}" for path in doomed] or [f"keep its data in {where}"]
@@ -206,11 +208,15 @@ def _forgotten(root: str, name: str) -> list[dict[str, Any]] | None:
     return reply.errors if reply.exit_code else None
 
 
+def _holds(root: str, data_dir: str) -> str | None:
+    """What lies in a data directory that must never be deleted with it, or None."""
+    kept = (root, os.path.expanduser("~"), os.getcwd(), hermes.main_home())
+    within = os.path.join(os.path.realpath(data_dir), "")
+    return next((path for path in kept if os.path.join(os.path.realpath(path), "").startswith(within)), None)
+
+
 def _doomed(root: str, gateway: GatewaySettings) -> list[str]:
-    """What --purge deletes: data directory, logs elsewhere, snapshots. Raises SettingsError for what it must not."""
-    for path in (root, os.path.expanduser("~"), os.getcwd(), hermes.main_home()):
-        if os.path.join(os.path.realpath(path), "").startswith(os.path.join(os.path.realpath(gateway.data_dir), "")):
-            raise SettingsError(f"cannot purge {gateway.data_dir}: {path} lies in it; remove the data by hand")
+    """What --purge deletes: the data directory and the snapshots."""
     folder = os.path.join(root, "snapshots")
     names = sorted(os.listdir(folder)) if os.path.isdir(folder) else []
     of_it = re.compile(re.escape(gateway.name) + r"-\d{8}T\d{6}Z\.tar\.gz")

@@ -124,7 +124,10 @@ def _use(root: str, a: Namespace) -> Result:
         proof = None if a.dry_run else prove_apart(root, name, SHARED)
     given = root if name is not None and profile["root"] != root else None
     done = provider.ask("use", home=profile["home"], gateway=name, root=given, dry_run=a.dry_run)
-    changes += [f"set {key} to {value!r} in {done['path']}" for key, value in done["changes"].items()]
+    changes += [
+        f"set {key} to {value!r} in {done['path']}" if value else f"remove {key} from {done['path']}"
+        for key, value in done["changes"].items()
+    ]
     after = [p for p in look() if p["name"] == a.profile]
     data = {"profiles": after, "changes": changes, "proof": proof, "dry_run": a.dry_run, "words": []}
     if done["changes"]:

@@ -215,7 +215,7 @@ def _gateways(data: dict[str, Any]) -> str:
 def _profiles(data: dict[str, Any]) -> str:
     lines = _changes(data)
     for p in data["profiles"]:
-        shared = f"shared with {', '.join(p['shared_with'])}" if p["shared_with"] else "its own"
+        shared = f"shared with {', '.join(p['shared_with'])}" if p["shared_with"] else "not shared"
         where = p["gateway"] or p["address"] or "no Gateway"
         lines.append(
             f"{p['name']:<12} {where} ({shared})" if p["enabled"] else f"{p['name']:<12} has no memory of ours"

@@ -62,27 +62,21 @@ class Attachments:
         """
         judged: dict[tuple[int, int], bool] = {}
         found: dict[str, tuple[int, dict[str, Any]]] = {}
-        names = set()
         try:
-            entries = list(os.scandir(self._folder))
+            names = set(os.listdir(self._folder))
         except OSError:
-            entries = []
-        for entry in entries:
-            name = entry.name
+            names = set()
+        # What was judged once is not looked at again: ten thousand dead ones cost no more than a list of names.
+        for name in sorted(names - self._dead - self._elsewhere):
             who = identity(name)
             if who is None:
                 continue
-            names.add(name)
-            if name in self._dead or name in self._elsewhere:
-                continue
             if who not in judged:
                 judged[who] = proven_dead(*who)
-            if not judged[who]:
-                read = self._take(entry)
-                if read is not None:
-                    found[name] = read
-            else:
+            if judged[who]:
                 self._dead.add(name)
+            elif (read := self._take(name)) is not None:
+                found[name] = read
         self._read, self._any = found, bool(names)
         self._dead &= names
         self._elsewhere &= names
@@ -90,19 +84,19 @@ class Attachments:
             self._bury(name, now)
         return self.living()
 
-    def _take(self, entry: os.DirEntry[str]) -> tuple[int, dict[str, Any]] | None:
+    def _take(self, name: str) -> tuple[int, dict[str, Any]] | None:
         """The content of a file whose process may live; None where it is of another boot or namespace."""
+        path, known = os.path.join(self._folder, name), self._read.get(name)
         try:
-            changed = entry.stat(follow_symlinks=False).st_mtime_ns
-            known = self._read.get(entry.name)
-            content = known[1] if known is not None and known[0] == changed else disk.read_object(entry.path) or {}
+            changed = os.lstat(path).st_mtime_ns
+            content = known[1] if known is not None and known[0] == changed else disk.read_object(path) or {}
         except (OSError, ValueError):
             return 0, {}  # its process lives: counted, though nothing more is known
         if content.get("boot_id") not in (None, process.boot_id()):
-            self._dead.add(entry.name)
+            self._dead.add(name)
             return None
         if content.get("pid_ns") not in (None, process.pid_namespace()):
-            self._elsewhere.add(entry.name)
+            self._elsewhere.add(name)
             return None
         return changed, content
 

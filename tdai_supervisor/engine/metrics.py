@@ -11,8 +11,8 @@ from tdai_supervisor.engine.spools import Spool
 Sample = tuple[Mapping[str, str], float]
 
 
-def text(gateways: Iterable[Gateway], now: float, spools: Iterable[Spool]) -> str:
-    """The whole exposition; now is loop time."""
+def text(gateways: Iterable[Gateway], now: float, spools: Iterable[Spool], attached: Mapping[str, int]) -> str:
+    """The whole exposition; now is loop time; attached: sessions by profile."""
     every, spools = list(gateways), list(spools)
     lines: list[str] = []
 
@@ -43,6 +43,10 @@ def text(gateways: Iterable[Gateway], now: float, spools: Iterable[Spool]) -> st
     family("tdai_spool_pending_bytes", "gauge", "Bytes of the segments that are not put away yet", waiting)
     counted = [({**_where(s), "state": state}, n) for s in spools for state, n in s.counts.items()]
     family("tdai_spool_records", "counter", "Records of a spool by what became of them", counted)
+    letters = [(_where(s), s.letters) for s in spools]
+    family("tdai_spool_dead_letters", "gauge", "Dead letters that are kept", letters)
+    sessions = [({"profile": profile}, count) for profile, count in attached.items()]
+    family("tdai_attached_sessions", "gauge", "Sessions that are attached", sessions)
     return "\n".join([*lines, "# EOF", ""])
 
 

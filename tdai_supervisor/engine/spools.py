@@ -66,6 +66,12 @@ class Spool:
     fresh: bool
     gone: bool
 
+    @property
+    def letters(self) -> int:
+        """Dead letters that are kept now; an older drainer counted only those it made."""
+        kept = self.stats.get("letters", self.counts.get("dead", 0))
+        return kept if isinstance(kept, int) else 0
+
     def as_json(self, now: float) -> dict[str, Any]:
         """The spool as status shows it; now: seconds since the epoch. Null is what only a drainer would know."""
         oldest, last = self.stats.get("oldest"), self.stats.get("last_success")
@@ -80,7 +86,7 @@ class Spool:
             if self.pending_bytes and isinstance(oldest, int | float) and oldest > 0
             else None,
             **{key: self.counts.get(key, 0) for key in COUNTED if key != "dead"},
-            "dead_letters": self.stats.get("letters", self.counts.get("dead", 0)),
+            "dead_letters": self.letters,
             "last_delivered": _rfc3339(last) if isinstance(last, int | float) and last > 0 else None,
             "holding": self.stats.get("holding") or None if self.pending_bytes else None,
         }

@@ -84,8 +84,9 @@ class Verbs:
 
     async def _metrics(self, _: dict[str, Any]) -> dict[str, Any]:
         spooled = await self._daemon.worker.run(spools.look, self._daemon.root)
+        attached = await self._daemon.worker.run(self._daemon.attachments.look, time.monotonic())
         now = asyncio.get_running_loop().time()
-        return reply({"text": metrics.text(self._daemon.gateways.values(), now, spooled)})
+        return reply({"text": metrics.text(self._daemon.gateways.values(), now, spooled, by_profile(attached))})
 
     def _chosen(self, request: dict[str, Any]) -> list[Gateway]:
         name = request.get("name")

@@ -15,6 +15,7 @@ from memory_tencentdb import spool
 from memory_tencentdb.aside.ledger import Ledger, keep_dead_letter
 
 from tests.support import processes
+from tests.support.attached import Child
 from tests.support.command import Ctl
 
 
@@ -79,6 +80,10 @@ def test_gateway_without_a_daemon(ctl: Ctl) -> None:
     assert ctl("gateway", "remove", "work", "--purge").code == 0
     assert not data.exists()
     assert [p.name for p in snapshots.iterdir()] == ["work-2-20260101T030000Z.tar.gz"]
+    assert ctl("gateway", "add", "wide", "--data-dir", ctl.home).code == 0
+    refused = ctl("gateway", "remove", "wide", "--purge")
+    assert refused.code == 1 and "lies in it" in refused.err and Path(ctl.home).is_dir()
+    assert ctl("gateway", "remove", "wide").code == 0
 
 
 def test_gateway_mistakes(ctl: Ctl, hermes: Path, free_port: int) -> None:
@@ -153,6 +158,24 @@ def test_profile_use_own_and_back(ctl: Ctl, hermes: Path) -> None:
     assert ctl("gateway", "remove", "work", "--force").code == 0
 
 
+def test_a_running_session_keeps_its_gateway(ctl: Ctl, hermes: Path) -> None:
+    """What it says after the change is still where it was; the next session of that profile is where it is now."""
+    ctl.start()
+    ctl.env.pop("MEMORY_TENCENTDB_GATEWAY_PORT")
+    work = hermes / "profiles" / "work"
+    running = Child(ctl.root, work, "s1", "work")
+    assert ctl("profile", "use", "work", "own").code == 0
+    assert running.tell("turn zorblax said by the running one") == "kept"
+    processes.wait_for(lambda: "zorblax" in running.tell("recall zorblax"), 10, "it is kept and found")
+    after = Child(ctl.root, work, "s2", "work")
+    assert {a["session"]: a["gateway"] for a in ctl.status()["attachments"]} == {"s1": "default", "s2": "work"}
+    assert after.tell("turn quuxified said by the next one") == "kept"
+    processes.wait_for(lambda: "quuxified" in after.tell("recall quuxified"), 10, "so is that")
+    assert "quuxified" not in running.tell("recall quuxified")
+    assert "zorblax said" not in after.tell("recall zorblax")
+    assert running.end() == after.end() == 0
+
+
 def test_profile_of_another_root_names_it(ctl: Ctl, hermes: Path) -> None:
     """Where the session would look into another root, the root is written beside the name."""
     ctl.start()
@@ -175,6 +198,7 @@ def test_profile_mistakes(ctl: Ctl, hermes: Path) -> None:
     ctl("gateway", "add", "other")
     file.write_text('{"gateway_url": "http://127.0.0.1:9"}')
     assert "which would win" in ctl("profile", "use", "work", "other").err
+    assert "which would win" in ctl("profile", "use", "work", "shared").err
     file.unlink()
     ctl("stop", "default")
     unproven = ctl("profile", "use", "work", "own")

@@ -273,7 +273,8 @@ def test_disk_that_takes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
                 for size in itertools.chain([4096] * 1000, [1] * 5000):
                     filler.write(b"x" * size)
         else:
-            subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
+            # The drainer may just be noting that turn 0 arrived: a disk with an open file stays writable.
+            gateway.wait(lambda: subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=False).returncode == 0)
         gateway.stop()
         for number in range(1, 4):
             began = time.monotonic()

@@ -7,7 +7,6 @@ import json
 import os
 import statistics
 import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -16,11 +15,10 @@ import pytest
 from memory_tencentdb import TencentDBMemoryProvider
 from memory_tencentdb.aside import autostart
 
+from tests.support.attached import Child
 from tests.support.command import Ctl
 from tests.support.kept import Kept
 from tests.support.processes import of_root, wait_for
-
-SESSION = Path(__file__).resolve().parents[1] / "support" / "session.py"
 
 
 def provider(home: Path, session: str = "s1", **kwargs: Any) -> TencentDBMemoryProvider:
@@ -42,33 +40,6 @@ def here(home: Path, root: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.delenv("MEMORY_TENCENTDB_GATEWAY_PORT", raising=False)
     root.mkdir(mode=0o700)
     return root
-
-
-class Child:
-    """A session in a process of its own, which does what it is told line by line."""
-
-    def __init__(self, root: str | os.PathLike[str], home: Path, session: str, identity: str) -> None:
-        env = {"HOME": str(home), "PATH": os.environ["PATH"], "MEMORY_TENCENTDB_ROOT": os.fspath(root)}
-        argv = [sys.executable, str(SESSION), str(home), session, identity]
-        self.process = subprocess.Popen(argv, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        assert self.process.stdout is not None
-        assert self.process.stdout.readline() == "attached\n"
-
-    def tell(self, line: str) -> str:
-        """One order, its answer."""
-        assert self.process.stdin is not None and self.process.stdout is not None
-        print(line, file=self.process.stdin, flush=True)
-        return self.process.stdout.readline().strip()
-
-    def kill(self) -> None:
-        """kill -9."""
-        self.process.kill()
-        self.process.communicate()
-
-    def end(self) -> int:
-        """Let it end by itself."""
-        self.process.communicate("", timeout=10)
-        return self.process.returncode
 
 
 def test_a_session_shows_itself_and_goes(here: Path, home: Path) -> None:
@@ -168,8 +139,18 @@ def test_a_killed_session_is_ended_after_its_turns(kept: Kept, home: Path, monke
 def test_autostart_is_opt_in_and_once(here: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Absent or false: nothing is ever spawned. True: one command per process, however many sessions."""
     ran: list[list[str]] = []
-    monkeypatch.setattr(os, "posix_spawn", lambda path, argv, env, **more: ran.append(argv) or 4_000_000)
-    monkeypatch.setattr(os, "waitpid", lambda pid, options: (pid, 0))
+
+    class Watched(subprocess.Popen[bytes]):
+        def __init__(self, argv: list[str], **more: Any) -> None:
+            ran.append(argv)
+            super().__init__(["/bin/true"], **more)
+
+    def never(*_: Any, **__: Any) -> None:
+        raise AssertionError("spawned")
+
+    monkeypatch.setattr(subprocess, "Popen", Watched)
+    for way in ("fork", "posix_spawn", "posix_spawnp", "system"):
+        monkeypatch.setattr(os, way, never)
     monkeypatch.setattr(autostart, "find", lambda root: "/bin/ctl")
     monkeypatch.setattr(autostart, "_tried", set())
     for text in ("{}", '{"autostart": false}'):

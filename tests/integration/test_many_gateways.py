@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import sys
 from pathlib import Path
 
+import pytest
+
+from tdai_supervisor import client
 from tests.support import processes
-from tests.support.kept import QUICK, SCRIPTED, Kept, alive
+from tests.support.kept import QUICK, SCRIPTED, Kept, alive, fds_and_threads
 from tests.support.processes import wait_for
 
 
@@ -52,6 +57,55 @@ def test_a_name_that_went_while_no_daemon_lived_is_ended(kept: Kept) -> None:
     wait_for(lambda: not alive(work), 5, "the Gateway nobody configures is ended")
     wait_for(lambda: kept.record("work")["state"] == "STOPPED", 5)
     assert kept.gateway()["origin"] == "adopted"
+
+
+def test_a_daemon_killed_while_it_ends_one_is_followed_by_one_that_does(kept: Kept) -> None:
+    """The name is gone and its Gateway ignores TERM: kill -9 of the daemon in between leaves nothing behind."""
+    one = scripted("default", kept.port)
+    kept.write(one + scripted("work", None, STUB_IGNORE_TERM="1"))
+    kept.start()
+    work = kept.wait(name="work", state="READY")["pid"]
+    kept.write(one)
+    with pytest.raises(client.NoAnswerError):
+        kept.ask("forget", 0.2, name="work")
+    assert alive(work)
+    kept.kill()
+    kept.start()
+    wait_for(lambda: not alive(work), 8, "the next daemon ends it")
+    wait_for(lambda: kept.record("work")["state"] == "STOPPED", 5)
+
+
+def test_reload_ends_what_is_no_longer_configured(kept: Kept) -> None:
+    """HUP: same daemon pid, the other Gateway untouched, the gone one ended."""
+    one = scripted("default", kept.port)
+    kept.write(one + scripted("work", None))
+    daemon = kept.start()
+    first, work = kept.gateway()["pid"], kept.wait(name="work", state="READY")["pid"]
+    kept.write(one)
+    os.kill(daemon, signal.SIGHUP)
+    wait_for(lambda: not alive(work), 8, "it is ended")
+    again = kept.wait(state="READY")
+    assert (again["pid"], again["origin"]) == (first, "adopted")
+
+
+def test_adding_and_removing_leaves_nothing_behind(kept: Kept) -> None:
+    """Descriptors, threads and the other Gateway are what they were after six rounds."""
+    one = scripted("default", kept.port)
+    kept.write(one)
+    daemon = kept.start()
+
+    def round_() -> tuple[int, int]:
+        kept.write(one + scripted("work", None))
+        assert kept.ask("start", name="work")["ok"]
+        kept.write(one)
+        assert kept.ask("forget", name="work")["ok"]
+        return fds_and_threads(daemon)
+
+    before = round_()
+    for _ in range(5):
+        last = round_()
+    assert last[0] <= before[0] and last[1] <= before[1]
+    assert kept.gateway()["restarts"] == 0
 
 
 def test_a_name_that_comes_back_is_the_same_gateway(kept: Kept) -> None:

@@ -123,6 +123,15 @@ def test_record_speaks_for_an_address_asked_for_otherwise(root: Path) -> None:
     assert endpoint(root, address=Address("http", "127.0.0.1", 8427)).target().record is None
 
 
+def test_a_removed_gateway_does_not_speak_for_the_port_it_had(root: Path) -> None:
+    """A record that says STOPPED is passed over where a running Gateway has the same address."""
+    address = Address("http", "127.0.0.1", 8421)
+    for name, state in (("a-removed", "STOPPED"), ("work", "READY"), ("z-removed", "STOPPED")):
+        record(root, 8421, name, state=state)
+    found = endpoint(root, address=address, origin="profile file").target().record
+    assert found is not None and found.name == "work"
+
+
 def test_record_is_read_again_when_it_changes(root: Path) -> None:
     """A change of the file is seen at the next look; half a record does not replace a whole one."""
     path = record(root, 8425)

@@ -82,7 +82,7 @@ def _use(request: dict[str, Any]) -> dict[str, Any]:
     before = settings_of(home)
     if before.broken:
         raise ValueError(before.broken)
-    if before.address is not None and before.origin == "profile file" and request["gateway"] is not None:
+    if before.address is not None and before.origin == "profile file":
         words = "it names an address (gateway_url, gateway_host or gateway_port), which would win; remove that first"
         raise ValueError(f"{profile_path(home)}: {words}")
     wanted = {"gateway": request["gateway"]} | ({"root": request["root"]} if request.get("root") else {})
