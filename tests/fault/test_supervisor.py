@@ -317,6 +317,21 @@ def test_c4_removed_run_files_heal(kept: Kept, victims: list[str]) -> None:
     assert kept.gateway()["pid"] == pid
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_f17_told_to_go_twice_it_tells_the_gateway_once(kept: Kept, number: int) -> None:
+    """TERM, or an impatient Ctrl-C: exactly one TERM for the Gateway, exit code 0, nothing left, wanted as before."""
+    terms = kept.root / "terms"
+    kept.settings(STUB_TERMS=str(terms), STUB_IGNORE_TERM="1")
+    kept.start()
+    pid = kept.gateway()["pid"]
+    os.kill(kept.process.pid, number)
+    wait_for(terms.exists, 5, "the TERM")
+    assert kept.end(number) == 0
+    assert terms.read_text().count("\n") == 1
+    assert not alive(pid)
+    assert (kept.root / "run" / "default.want").read_text() == "up\n"
+
+
 def test_a_lock_file_removed_just_before_a_reexec(kept: Kept) -> None:
     """The new program has a lock it cannot name any more: it locks anew, and the Gateway notices nothing."""
     kept.settings()
