@@ -1,30 +1,31 @@
 """One daemon, many Gateways, many sessions: python -m tests.bench.scale [--seconds S] [--gateways 1,5,20]
 
-Per cell: that many embedded Gateways with turns captured in each (--rate a second), that many attached session
-processes; measured over S seconds: CPU and memory (PSS) of the daemon, latency of the turns, `status`, and how long
-after a kill -9 of one Gateway the daemon has written it down and has it READY again. Nothing is judged but what must
-be true: every turn answered 200 except at the Gateway that was killed, one death counted, no other Gateway restarted,
-every session shown.
+Per cell: that many embedded Gateways, each with a Hermes profile of its own; that many session processes with the real
+plugin, at least one a profile, which keep --rate turns a second in each profile through their spools; in the middle one
+Gateway is killed. Measured: CPU and memory (PSS) of the daemon, what a turn costs its session, `status`, and how long
+after the kill -9 the daemon has written it down and has the Gateway READY again. Judged is only what must be true:
+every turn is in the Gateway of its profile, once; one death counted, no other Gateway restarted, every session shown.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import json
 import os
 import shutil
 import signal
+import sqlite3
 import statistics
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
-from tdai_supervisor import client
 from tests.support import processes
 from tests.support.command import Ctl, clean_environment
 from tests.support.kept import Kept
@@ -35,8 +36,8 @@ TICK = os.sysconf("SC_CLK_TCK")
 COLUMNS = (
     "Gateways",
     "sessions",
-    "turns/s",
-    "turn p50/p99 ms",
+    "turns",
+    "sync_turn p50/p99 ms",
     "CPU %",
     "PSS MB",
     "status ms",
@@ -58,48 +59,38 @@ def pss_bytes(pid: int) -> int:
         return next(int(line.split()[1]) * 1024 for line in file if line.startswith("Pss:"))
 
 
-class Talk:
-    """Turns captured in one Gateway at a steady rate, until told to stop."""
-
-    def __init__(self, kept: Kept, name: str, rate: float) -> None:
-        self.name, self.took, self.failed = name, list[float](), list[str]()
-        self._stop, self._rate = threading.Event(), rate
-        self._port, self._key = kept.gateway(name)["port"], client.read_text(f"{kept.root}/run/{name}.key")
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self._thread.start()
-
-    def _run(self) -> None:
-        number, due = 0, time.monotonic()
-        while not self._stop.wait(max(0.0, due - time.monotonic())):
-            due, number = due + 1 / self._rate, number + 1
-            turn = {"user_content": f"word{number}", "assistant_content": "noted", "session_key": f"s{number % 10}"}
-            began = time.monotonic()
-            try:
-                status, _ = client.call("127.0.0.1", self._port, "/capture", 10, turn, self._key)
-            except (OSError, ValueError) as error:
-                status, words = 0, str(error)
-            else:
-                words = f"HTTP {status}"
-            self.took.append((time.monotonic() - began) * 1000)
-            self.failed += [] if status == 200 else [words]
-
-    def end(self) -> None:
-        """No more turns."""
-        self._stop.set()
-        self._thread.join()
-
-
 @contextlib.contextmanager
-def crowd(kept: Kept, count: int) -> Iterator[None]:
-    """That many attached sessions."""
+def crowd(kept: Kept, profiles: dict[str, Path], sessions: int, rate: float) -> Iterator[None]:
+    """That many sessions (at least one a profile), which together keep rate turns a second in each profile."""
+    each = max(1, sessions // len(profiles))
     env = clean_environment(kept.home, MEMORY_TENCENTDB_ROOT=str(kept.root))
-    argv = [sys.executable, str(CROWD), str(count), str(kept.home), "crowd"]
+    argv = [sys.executable, str(CROWD), f"{each / rate}", *(f"{home}:{each}" for home in profiles.values())]
     with subprocess.Popen(argv, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdin is not None and process.stdout is not None
         assert process.stdout.readline() == b"attached\n"
         yield
         process.stdin.close()
-        process.wait(30)
+        process.wait(60)
+
+
+def settle(kept: Kept, profiles: dict[str, Path]) -> tuple[list[float], int]:
+    """(what each turn cost its session in ms, how many turns): every one is in its Gateway, once, within a minute."""
+    costs, total = [], 0
+    for name, home in profiles.items():
+        said = [json.loads(path.read_text()) for path in home.glob("said-*.json")]
+        kept_turns = sorted(turn for one in said for turn in one["turns"])
+        costs += [ms for one in said for ms in one["ms"]]
+        total += len(kept_turns)
+        path = Path(kept.gateway(name)["data_dir"], "memory.db")
+
+        def stored(path: Path = path) -> list[str]:
+            with contextlib.closing(sqlite3.connect(f"file:{quote(str(path))}?mode=ro", uri=True)) as database:
+                rows = database.execute("SELECT content FROM message WHERE role = 'user'").fetchall()
+            return sorted(content for (content,) in rows)
+
+        wait_for(lambda stored=stored, wanted=kept_turns: len(stored()) >= len(wanted), 60, f"all turns of {name}")
+        assert stored() == kept_turns, f"{name}: lost, doubled or of another"
+    return costs, total
 
 
 def notice(kept: Kept, name: str) -> tuple[float, float]:
@@ -125,37 +116,39 @@ def cell(gateways: int, sessions: int, seconds: float, rate: float) -> list[str]
     kept = Kept(folder / "root", folder / "home")
     names = ["default", *(f"g{n}" for n in range(1, gateways))]
     kept.write("".join(f'[gateway.{name}]\nkind = "embedded"\nport = {processes.free_port()}\n' for name in names))
+    profiles = {name: folder / "home" / name for name in names}
+    for name, home in profiles.items():
+        home.mkdir(mode=0o700)
+        (home / "memory_tencentdb.json").write_text(json.dumps({"gateway": name}))
     try:
         pid = kept.start(ready=False)
         for name in names:
             kept.wait(name=name, state="READY", timeout=120)
         ctl = Ctl(kept.root, kept.home)
-        with crowd(kept, sessions):
-            talks = [Talk(kept, name, rate) for name in names]
-            time.sleep(1)
+        with crowd(kept, profiles, sessions, rate):
             used, began = cpu_seconds(pid), time.monotonic()
-            time.sleep(seconds)
+            time.sleep(seconds / 2)
             share = (cpu_seconds(pid) - used) / (time.monotonic() - began) * 100
             memory, asked = pss_bytes(pid) / 1e6, []
             for _ in range(5):
                 began = time.monotonic()
                 seen: dict[str, Any] = ctl.status()
                 asked.append((time.monotonic() - began) * 1000)
-            assert len(seen["attachments"]) == sessions, len(seen["attachments"])
+            attached = len(seen["attachments"])
+            assert attached == max(1, sessions // gateways) * gateways, attached
             noticed, ready = notice(kept, names[-1])
-            for talk in talks:
-                talk.end()
-        took = sorted(each for talk in talks for each in talk.took)
-        for talk in talks:
-            assert not talk.failed or talk.name == names[-1], (talk.name, talk.failed[:3])
+            time.sleep(seconds / 2)
+        costs, total = settle(kept, profiles)
         restarts = {name: kept.gateway(name)["restarts"] for name in names}
         assert restarts == {name: int(name == names[-1]) for name in names}, restarts
-        p50, p99 = took[len(took) // 2], took[len(took) * 99 // 100]
-        speeds = [f"{gateways * rate:g}", f"{p50:.1f}/{p99:.0f}", f"{share:.2f}", f"{memory:.1f}"]
+        costs.sort()
         return [
             f"{gateways}",
-            f"{sessions}",
-            *speeds,
+            f"{attached}",
+            f"{total}",
+            f"{costs[len(costs) // 2]:.1f}/{costs[len(costs) * 99 // 100]:.0f}",
+            f"{share:.2f}",
+            f"{memory:.1f}",
             f"{statistics.median(asked):.0f}",
             f"{noticed:.1f}",
             f"{ready:.2f}",
@@ -176,7 +169,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=60.0, help="of each cell (default 60)")
     parser.add_argument("--gateways", type=numbers, default=[1, 5, 20])
     parser.add_argument("--sessions", type=numbers, default=[1, 50, 200])
-    parser.add_argument("--rate", type=float, default=5.0, help="turns a second in each Gateway (default 5)")
+    parser.add_argument("--rate", type=float, default=5.0, help="turns a second in each profile (default 5)")
     a = parser.parse_args()
     print("| " + " | ".join(COLUMNS) + " |\n|" + "---|" * len(COLUMNS), flush=True)
     for gateways in a.gateways:
