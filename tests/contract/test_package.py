@@ -127,10 +127,13 @@ STEPS = [
     ("tdai_supervisor.host.versions.Versions._point", "after", 1),
     ("tdai_supervisor.host.versions.Versions.prune", "before", 1),
 ]
+CORE = (STEPS[1], STEPS[4], STEPS[6])  # the others are for the slow run
 
 
 @pytest.mark.usefixtures("bin_")
-@pytest.mark.parametrize(("point", "when", "nth"), STEPS)
+@pytest.mark.parametrize(
+    ("point", "when", "nth"), [pytest.param(*step, marks=[] if step in CORE else pytest.mark.slow) for step in STEPS]
+)
 def test_killed_in_any_step_and_run_again(ctl: Ctl, tmp_path: Path, point: str, when: str, nth: int) -> None:
     """kill -9 over an installation of today's installer (a plain directory): again ends right, and that one is kept."""
     old = npm_package.make(Path(ctl.root, PLUGIN), "0.9.0")

@@ -274,18 +274,9 @@ def test_a_second_root_on_the_same_data_is_refused_with_the_pid(kept: Kept, tmp_
 
 
 def test_f15_the_lock_is_free_when_its_holder_is_killed(kept: Kept) -> None:
-    """Killed with its Gateway alive: the next daemon gets the lock at once; a second one beside it exits 75."""
+    """Killed with its Gateway alive: the next daemon gets the lock at once."""
     kept.settings()
     kept.start()
-    second = subprocess.run(
-        [sys.executable, "-I", "-m", "tdai_supervisor", "--root", str(kept.root), "daemon", "--json"],
-        capture_output=True,
-        timeout=19,
-        check=False,
-        env={"HOME": str(kept.home), "PATH": "/usr/bin:/bin"},
-    )
-    assert second.returncode == 75
-    assert str(kept.process.pid) in json.loads(second.stdout)["errors"][0]["message"]
     kept.kill()
     began = time.monotonic()
     kept.start()
@@ -294,12 +285,7 @@ def test_f15_the_lock_is_free_when_its_holder_is_killed(kept: Kept) -> None:
 
 @pytest.mark.parametrize(
     "victims",
-    [
-        ["control.sock"],
-        ["supervisor.pid"],
-        ["supervisor.lock"],
-        ["control.sock", "supervisor.pid", "supervisor.lock", "default.json"],
-    ],
+    [["supervisor.lock"], ["control.sock", "supervisor.pid", "supervisor.lock", "default.json"]],
 )
 def test_c4_removed_run_files_heal(kept: Kept, victims: list[str]) -> None:
     """Socket, pidfile and lock file come back by themselves; no second Gateway meanwhile."""
