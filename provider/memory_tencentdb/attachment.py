@@ -41,7 +41,7 @@ class Attachment:
             "pid_ns": proof.pid_namespace(),
             "profile": profile,
             "session": None,
-            "gateway": settings.gateway,
+            "gateway": settings.gateway if settings.address is None else str(settings.address),
             "since": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
             "spool": settings.spool,
             "open": [],

@@ -150,6 +150,7 @@ def _from_record(
         "hold": record.get("hold") if alive else None,
         "drift": [],
         "memory_bytes": None,
+        "profiles": [],
         "guards": None,
         "logs": {s: os.path.join(settings.log_dir, f"gateway.{s}.log") for s in ("stdout", "stderr")},
     }

@@ -43,7 +43,8 @@ def _status(data: dict[str, Any]) -> str:
     if attached := data.get("attachments"):
         from tdai_supervisor.decide.attachments import by_profile
 
-        lines.append(f"sessions {len(attached)} attached: {_by_profile(by_profile(attached))}")
+        counts = by_profile(attached)
+        lines.append(f"sessions {sum(counts.values())} attached: {_by_profile(counts)}")
     if cut := (data.get("cut_off") or {}).get("sessions"):
         told = _by_profile(data["cut_off"]["profiles"])
         lines.append(f"sessions {cut} cut off: {told}; their turns wait on disk until the Gateway is back")
@@ -72,6 +73,8 @@ def _gateway(g: dict[str, Any]) -> str:
     if g["pid"] is not None:
         head += f" pid {g['pid']} {g['url']} ({g['kind']}, {g['origin']})"
     lines = [head, f"         want {g['want']}" + (f", since {g['since']}" if g["since"] else "") + f": {g['cause']}"]
+    if profiles := g.get("profiles"):
+        lines.append(f"         {'shared' if len(profiles) > 1 else 'used'} by {', '.join(profiles)}")
     if g.get("hold"):
         lines.append(f"         on hold: {g['hold']}")
     if g.get("drift"):

@@ -28,9 +28,9 @@ def shown(entry: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def by_profile(attachments: Iterable[Mapping[str, Any]]) -> dict[str, int]:
-    """How many sessions each profile has attached."""
+    """How many sessions each profile has attached. A host may make many providers for one session: that is one."""
+    sessions = {(str(each.get("profile") or "unknown"), each.get("pid"), each.get("session")) for each in attachments}
     counts: dict[str, int] = {}
-    for each in attachments:
-        profile = str(each.get("profile") or "unknown")
+    for profile, *_ in sessions:
         counts[profile] = counts.get(profile, 0) + 1
     return dict(sorted(counts.items()))

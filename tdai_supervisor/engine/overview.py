@@ -22,21 +22,31 @@ class _Seen(NamedTuple):
 
     drift: dict[str, list[str]]
     installed: dict[str, str | None]
-    spools: list[dict[str, Any]]
+    spools: list[spools.Spool]
     attachments: list[dict[str, Any]]
 
 
 async def describe(daemon: Daemon) -> dict[str, Any]:
     """status data, by the frozen contract."""
     seen = await daemon.worker.run(_look, daemon)
-    gateways = daemon.gateways.items()
+    gateways = [
+        report.status(g, seen.drift.get(n, []), seen.installed.get(n)) | {"profiles": _profiles(seen, n, report.url(g))}
+        for n, g in daemon.gateways.items()
+    ]
     return {
         "daemon": daemon.about_me(),
         "root": daemon.root,
-        "gateways": [report.status(g, seen.drift.get(n, []), seen.installed.get(n)) for n, g in gateways],
+        "gateways": gateways,
         "attachments": seen.attachments,
-        "spools": seen.spools,
+        "spools": [spool.as_json(time.time()) for spool in seen.spools],
     }
+
+
+def _profiles(seen: _Seen, name: str, url: str) -> list[str]:
+    """The profiles whose memory a Gateway is, as far as their sessions told: more than one share it."""
+    told = [(s.profile, s.target) for s in seen.spools if not s.gone]
+    told += [(a["profile"], a["gateway"]) for a in seen.attachments]
+    return sorted({str(profile) for profile, target in told if profile and target in (name, url)})
 
 
 def _look(daemon: Daemon) -> _Seen:
@@ -44,7 +54,7 @@ def _look(daemon: Daemon) -> _Seen:
     return _Seen(
         _drift(daemon),
         {name: now.get(g.kind) for name, g in daemon.gateways.items()},
-        [spool.as_json(time.time()) for spool in spools.look(daemon.root)],
+        spools.look(daemon.root),
         daemon.attachments.look(time.monotonic()),
     )
 

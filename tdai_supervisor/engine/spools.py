@@ -55,7 +55,8 @@ def registered(root: str) -> Iterator[tuple[str, str]]:
 class Spool:
     """One registered spool: bytes of its pending segments, and what its drainers counted, by state.
 
-    stats: all that the last drainer kept; fresh: whether nothing was appended since.
+    stats: all that the last drainer kept; fresh: whether nothing was appended since. target: the Gateway that its
+    sessions noted, by name or address; None where they did not.
     """
 
     path: str
@@ -65,6 +66,7 @@ class Spool:
     stats: Mapping[str, Any]
     fresh: bool
     gone: bool
+    target: str | None
 
     @property
     def letters(self) -> int:
@@ -114,8 +116,18 @@ def look(root: str) -> list[Spool]:
             max((a.st_mtime_ns for a in about.values() if a), default=0),
         )
         fresh = noted is not None and noted.st_mtime_ns >= newest
-        found.append(Spool(path, profile, pending, counts, stats, fresh, not os.path.isdir(path)))
+        gone = not os.path.isdir(path)
+        found.append(Spool(path, profile, pending, counts, stats, fresh, gone, _target(path)))
     return found
+
+
+def _target(path: str) -> str | None:
+    try:
+        noted = disk.read_object(os.path.join(path, "endpoint.json")) or {}
+    except (OSError, ValueError):
+        return None
+    target = noted.get("address") or noted.get("gateway")
+    return target if isinstance(target, str) else None
 
 
 def _delivered(path: str, sizes: dict[str, int]) -> int:

@@ -14,7 +14,7 @@ from tdai_supervisor import __version__
 from tdai_supervisor.decide.attachments import by_profile
 from tdai_supervisor.decide.checks import SettingsError
 from tdai_supervisor.decide.model import Event, Origin, State, Want
-from tdai_supervisor.engine import metrics, overview, spools
+from tdai_supervisor.engine import metrics, overview, report, spools
 from tdai_supervisor.engine.control import refusal, reply
 from tdai_supervisor.host import disk
 
@@ -132,7 +132,7 @@ class Verbs:
     async def _stop(self, request: dict[str, Any]) -> dict[str, Any]:
         gateways = self._chosen(request)
         attached = await self._daemon.worker.run(self._daemon.attachments.look, time.monotonic())
-        names = {g.name for g in gateways if g.state is not State.STOPPED}
+        names = {n for g in gateways if g.state is not State.STOPPED for n in (g.name, report.url(g))}
         cut = by_profile(a for a in attached if a["gateway"] in names)
         if request.get("keep_want"):
             warnings = []

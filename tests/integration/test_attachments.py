@@ -103,7 +103,10 @@ def test_status_and_stop_count_sessions(ctl: Ctl, home: Path) -> None:
     a, b, c = (Child(ctl.root, home, f"s{n}", who) for n, who in enumerate(("work", "work", "play")))
     seen = ctl.status()["attachments"]
     assert sorted((s["profile"], s["session"]) for s in seen) == [("play", "s2"), ("work", "s0"), ("work", "s1")]
-    assert "sessions 3 attached: play 1, work 2" in ctl("status").out
+    said = ctl("status").out
+    assert "sessions 3 attached: play 1, work 2" in said
+    assert "shared by play, work" in said
+    assert ctl.gateway()["profiles"] == ["play", "work"]
     a.kill()
     assert b.end() == 0
     assert [s["session"] for s in ctl.status()["attachments"]] == ["s2"]

@@ -117,5 +117,12 @@ def test_ten_thousand_dead_ones_cost_a_look_little(tmp_path: Path) -> None:
 
 
 def test_counted_by_profile() -> None:
-    """How many of each; without a profile it is unknown."""
-    assert by_profile([{"profile": "b"}, {"profile": "a"}, {"profile": "b"}, {}]) == {"a": 1, "b": 2, "unknown": 1}
+    """Sessions, not files: of many providers that a host made for one session, one counts; nameless ones are told."""
+    seen = [
+        {"profile": "b", "pid": 1, "session": "s"},
+        {"profile": "b", "pid": 1, "session": "s"},
+        {"profile": "b", "pid": 1, "session": "t"},
+        {"profile": "a", "pid": 2, "session": "s"},
+        {"profile": None, "pid": 3, "session": None},
+    ]
+    assert by_profile(seen) == {"a": 1, "b": 2, "unknown": 1}
