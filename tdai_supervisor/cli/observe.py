@@ -178,7 +178,28 @@ def health(root: str, name: str | None) -> Result:
         if problem and g["state"] == "READY":
             message = f"Gateway {g['name']} does not answer at {g['url']}: {problem}"
             errors.append({"code": "no-answer", "message": message, "hint": "try `memory-tencentdb-ctl status`"})
-    return Result("health", {"gateways": gateways}, envelope.FAILED if errors else envelope.OK, errors)
+    data = {"gateways": gateways, "warnings": _without_llm(root, running)}
+    return Result("health", data, envelope.FAILED if errors else envelope.OK, errors)
+
+
+def _without_llm(root: str, gateways: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """A warning for each Gateway that has no language model: it receives and finds, but extracts no memories."""
+    from tdai_supervisor import gwconfig
+    from tdai_supervisor.cli import config
+    from tdai_supervisor.decide import checks
+
+    found, env = [], client.running_environment(root)
+    for g in (g for g in gateways if g["kind"] != "command"):
+        path = gwconfig.find(g["config_file"])
+        try:
+            values = gwconfig.parse(path, client.read_text_whole(path) or "")
+        except checks.SettingsError as error:
+            found.append({"code": "config", "message": f"Gateway {g['name']}: {error}", "hint": None})
+            continue
+        if "TDAI_LLM_BASE_URL" not in config.language_model(root, env, values):
+            message = f"Gateway {g['name']}: LLM not configured: no memories are extracted from conversations"
+            found.append({"code": "llm", "message": message, "hint": "try `memory-tencentdb-ctl config llm`"})
+    return found
 
 
 def log_files(root: str, name: str, which: str) -> list[str]:

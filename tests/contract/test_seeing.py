@@ -25,9 +25,11 @@ def test_health_deep_finds_its_canary(ctl: Ctl) -> None:
     deep = done.data["gateways"][0]["deep"]
     assert (deep["canary"], deep["disk"], deep["extraction"]) == ("ok", "ok", "ok")
     assert "LLM not configured" in done.data["warnings"][0]["message"]
+    assert "LLM not configured" in ctl("health").err
     other = ctl("health", "--deep", env={"TDAI_LLM_BASE_URL": "http://127.0.0.1:9/v1"})
     assert other.code == 0, "what only this shell sets is not what the daemon runs by"
     assert ctl("config", "set", "llm.baseUrl", "http://127.0.0.1:9/v1").code == 0
+    assert ctl("health").err == ""
     down = ctl("health", "--deep")
     assert down.code == 1
     assert "LLM unreachable" in down.err
