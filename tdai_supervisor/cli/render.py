@@ -68,8 +68,29 @@ def _spool_line(s: dict[str, Any]) -> list[str]:
     return [f"spool    {s['profile'] or s['path']}: {', '.join(words)}"] if words else []
 
 
+_COLOURS = {
+    "READY": "green",
+    "STARTING": "cyan",
+    "STOPPING": "cyan",
+    "UNREADY": "yellow",
+    "BACKOFF": "yellow",
+    "BLOCKED": "red",
+    "FATAL": "red",
+}
+
+
+def _state(state: str) -> str:
+    """A state, eight columns wide, in its colour on a terminal that wants one."""
+    padded = f"{state:<8}"
+    if state not in _COLOURS or not sys.stdout.isatty():
+        return padded
+    from termcolor import colored
+
+    return colored(padded, _COLOURS[state])
+
+
 def _gateway(g: dict[str, Any]) -> str:
-    head = f"{g['name']:<8} {g['state']:<8}"
+    head = f"{g['name']:<8} {_state(g['state'])}"
     if g["pid"] is not None:
         head += f" pid {g['pid']} {g['url']} ({g['kind']}, {g['origin']})"
     lines = [head, f"         want {g['want']}" + (f", since {g['since']}" if g["since"] else "") + f": {g['cause']}"]
@@ -210,7 +231,7 @@ def _gateways(data: dict[str, Any]) -> str:
     lines = _changes(data)
     for g in data.get("gateways", []):
         used = f"used by {', '.join(g['profiles'])}" if g.get("profiles") else "used by no profile"
-        lines.append(f"{g['name']:<12} {g['state']:<8} {g['kind']:<8} {g['url'] or 'no port yet'}, {used}")
+        lines.append(f"{g['name']:<12} {_state(g['state'])} {g['kind']:<8} {g['url'] or 'no port yet'}, {used}")
         lines.append(f"{'':<12} {g['data_dir']}: {g['cause']}")
     return "\n".join(lines)
 

@@ -48,7 +48,7 @@ LIBRARIES = {
     "host": {"filelock": False, "psutil": True, "requests": True},
     "embedded": {"aiohttp": False},
     "gwconfig": {"ruamel": True},
-    "cli": {"ruamel": True, "tomlkit": True},
+    "cli": {"ruamel": True, "termcolor": True, "tomlkit": True},
     "memory_tencentdb": {"requests": True},
 }
 # Modules of the host Hermes that the provider looks for while it runs in it.

@@ -84,3 +84,24 @@ def test_whoever_waits_at_a_terminal_is_told(ctl: Ctl) -> None:
     assert b"start: at work (1 s)" in said
     assert b"\r\x1b[Kcannot start default" in said
     assert "at work" not in ctl("stop").err
+
+
+@pytest.mark.parametrize(
+    ("env", "coloured"),
+    [({"TERM": "xterm"}, True), ({"TERM": "xterm", "NO_COLOR": "1"}, False), ({"TERM": "dumb"}, False)],
+)
+def test_colour_only_on_a_terminal_that_wants_it(ctl: Ctl, env: dict[str, str], coloured: bool) -> None:
+    """READY is green at a terminal, plain with NO_COLOR, at a dumb one, and in a pipe whatever is forced."""
+    ctl.start()
+    terminal, other = pty.openpty()
+    said = b""
+    with subprocess.Popen([*ctl.argv, "status"], stdout=other, stderr=other, env={**ctl.env, **env}) as shown:
+        os.close(other)
+        with contextlib.suppress(OSError):
+            while block := os.read(terminal, 4096):
+                said += block
+    os.close(terminal)
+    assert shown.returncode == 0
+    assert (b"\x1b[32mREADY   \x1b[0m" in said) is coloured, said
+    assert coloured or b"\x1b" not in said
+    assert "\x1b" not in ctl("status", env={"FORCE_COLOR": "1"}).out
