@@ -208,7 +208,12 @@ class Verbs:
     async def _wait_stopped(self, gateway: Gateway) -> dict[str, Any] | None:
         loop = asyncio.get_running_loop()
         limit = gateway.settings.kill_delay + STOP_MARGIN
-        if await gateway.settled(lambda: gateway.state is State.STOPPED, loop.time() + limit):
-            return None
+        if await gateway.settled(
+            lambda: gateway.state is State.STOPPED or gateway.want is Want.UP, loop.time() + limit
+        ):
+            if gateway.state is State.STOPPED:
+                return None
+            message = f"cannot stop {gateway.name}: it was asked to start meanwhile"
+            return {"code": "overtaken", "message": message, "hint": "try again"}
         message = f"cannot stop {gateway.name}: {gateway.state} after {limit:g} s: {gateway.cause}"
         return {"code": "not-stopped", "message": message, "hint": "try `memory-tencentdb-ctl status`"}

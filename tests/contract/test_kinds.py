@@ -101,7 +101,7 @@ def test_there_and_back_and_there_again(installed: Ctl) -> None:
 
 
 @pytest.mark.parametrize("to", ["node", "embedded"])
-@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("when", ["before", pytest.param("after", marks=pytest.mark.slow)])
 def test_killed_in_the_middle_and_run_again(installed: Ctl, to: str, when: str) -> None:
     """kill -9 around a request: the rest is carried by the next run, and nothing twice."""
     ctl = installed

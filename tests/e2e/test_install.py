@@ -459,6 +459,7 @@ def interrupt(installer: Installer, before: str, *words: str) -> None:
     assert done.code == -9, (before, done)
 
 
+@pytest.mark.slow
 def test_interrupted_and_run_again(installer: Installer, wheelhouse: Path) -> None:
     """Killed before and after the switch: the next run finishes, and clears away what was left."""
     words = ("--wheelhouse", str(wheelhouse))

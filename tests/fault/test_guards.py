@@ -291,6 +291,7 @@ def test_c9_another_users_listener_is_named_as_far_as_it_shows(kept: Kept) -> No
         assert kept.ask("stop")["ok"]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root for a pid namespace")
 def test_d3_a_daemon_in_another_pid_namespace_is_refused(kept: Kept) -> None:
     """The lock is the kernel's: a second daemon in a namespace of its own exits 75 and says where the first is."""

@@ -285,7 +285,10 @@ def test_f15_the_lock_is_free_when_its_holder_is_killed(kept: Kept) -> None:
 
 @pytest.mark.parametrize(
     "victims",
-    [["supervisor.lock"], ["control.sock", "supervisor.pid", "supervisor.lock", "default.json"]],
+    [
+        pytest.param(["supervisor.lock"], marks=pytest.mark.slow),
+        ["control.sock", "supervisor.pid", "supervisor.lock", "default.json"],
+    ],
 )
 def test_c4_removed_run_files_heal(kept: Kept, victims: list[str]) -> None:
     """Socket, pidfile and lock file come back by themselves; no second Gateway meanwhile."""

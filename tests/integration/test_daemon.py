@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -204,11 +205,13 @@ def test_stop_during_starting_and_start_during_stopping(kept: Kept) -> None:
     assert kept.ask("stop")["ok"]
     kept.settings(STUB_IGNORE_TERM="1")
     assert kept.ask("start")["ok"]
-    stopping = threading.Thread(target=kept.ask, args=("stop",))
+    told: list[dict[str, Any]] = []
+    stopping = threading.Thread(target=lambda: told.append(kept.ask("stop")))
     stopping.start()
     kept.wait(state="STOPPING")
     assert kept.ask("start")["ok"]
-    stopping.join()
+    stopping.join(5)
+    assert told[0]["errors"][0]["code"] == "overtaken", "whoever stops is told at once, not after a timeout"
     assert kept.gateway()["state"] == "READY"
 
 
