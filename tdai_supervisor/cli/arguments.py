@@ -144,13 +144,25 @@ def _looking_verbs(verb: Verb) -> None:
         data.add_argument("--gateway", default="default", metavar="NAME", help="whose data (default: default)")
 
 
-def _config_verbs(verbs: Any, common: argparse.ArgumentParser) -> None:
-    """config ACTION …"""
-    top = verbs.add_parser("config", help="read and change the Gateway's configuration", parents=[common])
+def _actions(
+    verbs: Any, common: argparse.ArgumentParser, verb: str, help_: str
+) -> Callable[[str, str], argparse.ArgumentParser]:
+    """A verb that has actions, and how to add one to it: by name and help."""
+    top = verbs.add_parser(verb, help=help_, parents=[common])
     actions = top.add_subparsers(dest="action", metavar="ACTION", required=True, parser_class=_Parser)
 
+    def action(name: str, help_: str) -> argparse.ArgumentParser:
+        return actions.add_parser(name, help=help_, description=help_, parents=[common])  # type: ignore[no-any-return]
+
+    return action
+
+
+def _config_verbs(verbs: Any, common: argparse.ArgumentParser) -> None:
+    """config ACTION …"""
+    plain = _actions(verbs, common, "config", "read and change the Gateway's configuration")
+
     def action(name: str, help_: str, *, changes: bool, checked: bool = False) -> argparse.ArgumentParser:
-        sub: argparse.ArgumentParser = actions.add_parser(name, help=help_, description=help_, parents=[common])
+        sub = plain(name, help_)
         sub.add_argument("--gateway", default="default", metavar="NAME", help="whose file (default: default)")
         if changes:
             sub.add_argument("--restart", action="store_true", help="restart the Gateway afterwards")
@@ -173,8 +185,9 @@ def _config_verbs(verbs: Any, common: argparse.ArgumentParser) -> None:
     off = action("vdb-off", "back to SQLite", changes=True)
     off.add_argument("--purge-creds", action="store_true", help="remove the credentials too")
     action("vdb-on", "use the VectorDB credentials that are there", changes=True)
-    action("set", "set one key", changes=True).add_argument("key", metavar="KEY")
-    actions.choices["set"].add_argument("value", metavar="VALUE")
+    one = action("set", "set one key", changes=True)
+    one.add_argument("key", metavar="KEY")
+    one.add_argument("value", metavar="VALUE")
     action("unset", "remove one key", changes=True).add_argument("key", metavar="KEY")
     action("get", "show one key, secrets redacted", changes=False).add_argument("key", metavar="KEY")
     action("show", "show all of it, secrets redacted", changes=False).add_argument("--origin", action="store_true")
@@ -185,8 +198,7 @@ def _config_verbs(verbs: Any, common: argparse.ArgumentParser) -> None:
 
 def _hermes_verbs(verbs: Any, common: argparse.ArgumentParser) -> None:
     """hermes ACTION …"""
-    top = verbs.add_parser("hermes", help="bring the plugin to Hermes' profiles", parents=[common])
-    actions = top.add_subparsers(dest="action", metavar="ACTION", required=True, parser_class=_Parser)
+    action = _actions(verbs, common, "hermes", "bring the plugin to Hermes' profiles")
     helps = {
         "list": "show every profile and what is wrong with it",
         "install": "link the plugin into a profile",
@@ -194,7 +206,7 @@ def _hermes_verbs(verbs: Any, common: argparse.ArgumentParser) -> None:
         "disable": "make it the memory provider no longer",
     }
     for name, help_ in helps.items():
-        sub = actions.add_parser(name, help=help_, description=help_, parents=[common])
+        sub = action(name, help_)
         which = sub.add_mutually_exclusive_group()
         which.add_argument("--profile", metavar="NAME", help="one profile (default: the default one)")
         which.add_argument("--all", action="store_true", help="every profile")
@@ -207,15 +219,14 @@ def _hermes_verbs(verbs: Any, common: argparse.ArgumentParser) -> None:
 
 def _service_verbs(verbs: Any, common: argparse.ArgumentParser) -> None:
     """service ACTION …"""
-    top = verbs.add_parser("service", help="have systemd keep the daemon", parents=[common])
-    actions = top.add_subparsers(dest="action", metavar="ACTION", required=True, parser_class=_Parser)
+    action = _actions(verbs, common, "service", "have systemd keep the daemon")
     helps = {
         "install": "install the unit; a daemon that runs is moved to it",
         "uninstall": "remove the unit; a daemon that runs goes on under supervisord",
         "status": "show who keeps the daemon, and what is missing",
     }
     for name, help_ in helps.items():
-        sub = actions.add_parser(name, help=help_, description=help_, parents=[common])
+        sub = action(name, help_)
         if name == "install":
             sub.add_argument("--now", action="store_true", help="start it too, where no daemon lives")
         which = sub.add_mutually_exclusive_group()
@@ -225,12 +236,7 @@ def _service_verbs(verbs: Any, common: argparse.ArgumentParser) -> None:
 
 def _gateway_verbs(verbs: Any, common: argparse.ArgumentParser) -> None:
     """gateway ACTION …"""
-    top = verbs.add_parser("gateway", help="have several Gateways, each with memories of its own", parents=[common])
-    actions = top.add_subparsers(dest="action", metavar="ACTION", required=True, parser_class=_Parser)
-
-    def action(name: str, help_: str) -> argparse.ArgumentParser:
-        return actions.add_parser(name, help=help_, description=help_, parents=[common])  # type: ignore[no-any-return]
-
+    action = _actions(verbs, common, "gateway", "which Gateways there are, and what runs as one")
     install = action("install", "install the npm package beside the one in use, try it, switch to it")
     install.add_argument("--package", metavar="WHAT", help="a name, a .tgz file or a directory (default: the real one)")
     install.add_argument("--version", metavar="V", help="exactly this version (default: the newest)")
@@ -252,28 +258,23 @@ def _gateway_verbs(verbs: Any, common: argparse.ArgumentParser) -> None:
 
 def _profile_verbs(verbs: Any, common: argparse.ArgumentParser) -> None:
     """profile ACTION …"""
-    top = verbs.add_parser("profile", help="which Gateway each Hermes profile uses", parents=[common])
-    actions = top.add_subparsers(dest="action", metavar="ACTION", required=True, parser_class=_Parser)
-    help_ = "show every profile: plugin, Gateway, who shares it, what waits"
-    actions.add_parser("list", help=help_, description=help_, parents=[common])
-    help_ = "give a profile a Gateway: its own, a named one, or the shared one"
-    use = actions.add_parser("use", help=help_, description=help_, parents=[common])
+    action = _actions(verbs, common, "profile", "which Gateway each Hermes profile uses")
+    action("list", "show every profile: plugin, Gateway, who shares it, what waits")
+    use = action("use", "give a profile a Gateway: its own, a named one, or the shared one")
     use.add_argument("profile", metavar="PROFILE", help="a profile of Hermes")
     use.add_argument("gateway", metavar="GATEWAY", help="own, shared, or the NAME of a Gateway")
 
 
 def _spool_verbs(verbs: Any, common: argparse.ArgumentParser) -> None:
     """spool ACTION …"""
-    top = verbs.add_parser("spool", help="what waits to be delivered, and what could not be", parents=[common])
-    actions = top.add_subparsers(dest="action", metavar="ACTION", required=True, parser_class=_Parser)
+    plain = _actions(verbs, common, "spool", "what waits to be delivered, and what could not be")
+    plain("list", "show every spool with its counts")
 
     def action(name: str, help_: str) -> argparse.ArgumentParser:
-        sub: argparse.ArgumentParser = actions.add_parser(name, help=help_, description=help_, parents=[common])
-        if name != "list":
-            sub.add_argument("spool", metavar="SPOOL", help="its path, or the profile it belongs to")
+        sub = plain(name, help_)
+        sub.add_argument("spool", metavar="SPOOL", help="its path, or the profile it belongs to")
         return sub
 
-    action("list", "show every spool with its counts")
     show = action("show", "show the records that wait")
     show.add_argument("--dead", action="store_true", help="the dead letters instead")
     show.add_argument("--text", action="store_true", help="with what was said")
