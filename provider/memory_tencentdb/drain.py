@@ -2,8 +2,8 @@
 
     python -m memory_tencentdb.drain --spool DIR [--root DIR] [--deadline S] [--patience S] [--ended SESSION]…
 
-prints one JSON object and exits 0 (nothing is left), 1 (something is left, "holding" says why) or 75 (another drainer
-works on it).
+prints one JSON object and exits 0 (nothing is left), 1 (something is left, "holding" says why), 75 (another drainer
+works on it) or 3 (the disk refused the end of a session that was given).
 
 Invariants:
 * It goes where the session would have gone, whatever the environment of this process says: the profile file, the
@@ -38,6 +38,9 @@ def settings_of(spool_path: str, root: str | None = None) -> Settings:
     return read_settings(home, dotenv(home).get, bound=bound, root=root)
 
 
+UNSAVED = 3
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Deliver one spool within a deadline; the entry point of the daemon's child process."""
     import argparse  # noqa: PLC0415  the host executes this file at every session start
@@ -52,10 +55,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     end = time.monotonic() + options.deadline
     spool = Spool(options.spool)
     drainer = drainer_until(end, settings_of(options.spool, options.root), spool)
-    for session in options.ended:
-        # Behind its turns: the end is delivered after them, by this drainer or the one that holds the lock.
-        spool.append(Record(new_id(), session, kind="end", at=time.time(), session_id=session))
+    # Behind its turns: the end is delivered after them, by this drainer or the one that holds the lock.
+    ends = [Record(new_id(), each, kind="end", at=time.time(), session_id=each) for each in options.ended]
+    kept = [spool.append(record) for record in ends]
     code = deliver_until(drainer, end, options.patience)
+    code = code if all(kept) else UNSAVED
     print(json.dumps({"schema": 1, "pending": drainer.ledger.pending, **drainer.counts.as_json()}, ensure_ascii=False))
     return code
 

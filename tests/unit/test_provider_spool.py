@@ -382,6 +382,24 @@ def test_dead_letters_are_taken_up_again(tmp_path: Path) -> None:
     assert (tmp_path / "dead.jsonl.revived").exists()
 
 
+def test_a_dead_letter_stays_where_the_disk_refuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Taken up again only once it is in the spool for good; until then its file has it, and nothing is lost."""
+    from memory_tencentdb.aside import letters
+
+    keep_dead_letter(str(tmp_path), turn(1), "r", 1, 1.0)
+    with monkeypatch.context() as refusing:
+        refusing.setattr(s, "append_frame", _no_space)
+        with pytest.raises(OSError, match="cannot put it into the spool"):
+            letters.revive(Spool(str(tmp_path)))
+    assert [letter["record"]["id"] for letter in letters.dead_letters(str(tmp_path))] == ["id-s-1"]
+    assert letters.revive(Spool(str(tmp_path))) == 1
+    assert [entry.id for entry in ledger(tmp_path).sessions["s"]] == ["id-s-1"]
+
+
+def _no_space(*_: object, **__: object) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
 def test_replay_takes_what_was_delivered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """flush --replay appends every delivered turn once, asks the Gateway for each, and leaves out what waits anyway."""
     from memory_tencentdb.aside import doctor

@@ -7,6 +7,7 @@ is named by its id and counted.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import time
@@ -65,7 +66,9 @@ def revive(target: Spool, ids: Container[str] | None = None) -> int:
         taken = [each for each in dead_letters(target.path) if ids is None or each["record"]["id"] in ids]
         for letter in taken:
             # Dead before at this replay number: only a higher one is a record of its own.
-            target.append(again(spool.decode_record(json.dumps(letter["record"]).encode())))
+            if not target.append(again(spool.decode_record(json.dumps(letter["record"]).encode()))):
+                # It waits in the memory of this process alone: its letter must stay.
+                raise OSError(errno.EIO, f"cannot put it into the spool: {target.last_error}", target.path)
         if ids is None:  # their files stay beside the spool, as they were
             for name in FILES:
                 if os.path.exists(os.path.join(target.path, name)):
