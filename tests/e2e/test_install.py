@@ -181,6 +181,7 @@ def test_earlier_directories_and_profiles(installer: Installer, wheelhouse: Path
     assert installer("--uninstall", "--purge").code == 0
 
 
+@pytest.mark.slow
 def test_without_a_network(installer: Installer, wheelhouse: Path) -> None:
     """--wheelhouse needs no package index; --no-service starts nothing; a command that is not ours stays as it is."""
     nowhere = {"PIP_INDEX_URL": "http://127.0.0.1:9/", "PIP_CONFIG_FILE": os.devnull, "PIP_FIND_LINKS": ""}

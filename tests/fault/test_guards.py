@@ -339,6 +339,7 @@ def test_what_a_gateway_inherits(kept: Kept) -> None:
 
 
 @pytest.mark.timeout(60)
+@pytest.mark.slow
 def test_hold_while_llm_down(kept: Kept) -> None:
     """Asked for: while the LLM does not answer, the Gateway is on hold; it is not restarted for it."""
     with socket.create_server(("127.0.0.1", 0)) as silent:
