@@ -153,7 +153,8 @@ def _about_config(root: str) -> Iterator[dict[str, str]]:
             yield _finding(f"{path}: {fault}", why, "memory-tencentdb-ctl config validate")
         if "TDAI_LLM_BASE_URL" not in config.language_model(root, client.running_environment(root), values):
             why = "conversations are kept and found, but no memories are extracted from them"
-            fix = "memory-tencentdb-ctl config llm --base-url URL --model NAME --api-key -"
+            whose = "" if gateway.name == "default" else f" --gateway {gateway.name}"
+            fix = f"memory-tencentdb-ctl config llm{whose} --base-url URL --model NAME --api-key -"
             yield _finding(f"Gateway {gateway.name}: LLM not configured", why, fix)
 
 
